@@ -69,9 +69,9 @@ class LiveRun:
         found: dict[str, Any] = json.loads((self.folder / "summary.json").read_text())
         return found
 
-    def worker(self, role: str) -> psutil.Process:
-        """Return the first worker process of a role: the controller's child that writes its log."""
-        log = str(self.folder / "logs" / f"{role}-0.log")
+    def worker(self, role: str, rank: int = 0) -> psutil.Process:
+        """Return a worker process of a role, the first by default: the controller's child that writes its log."""
+        log = str(self.folder / "logs" / f"{role}-{rank}.log")
         self._look()
         for child in self.processes:
             try:

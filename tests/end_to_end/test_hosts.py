@@ -24,7 +24,7 @@ from .namespaces import NAMESPACES
 pytestmark = pytest.mark.slow
 
 HERE, THERE = "10.231.0.1", "10.231.0.2"
-FILE = Path(__file__).with_name("namespaces.py")
+FILE, SPANNING = Path(__file__).with_name("namespaces.py"), Path(__file__).with_name("spanning.py")
 SMALL = (
     "steps=3",
     "rollout.prompts_per_step=4",
@@ -78,6 +78,37 @@ def test_ranks_on_two_hosts_train_and_weights_cross(
         (travel,) = _told(run, "weights_travel")
         assert travel["transport"] == {"auto": "collective"}.get(transport, transport)
         assert travel["why"] == f"workers are on {HERE}, {THERE}"
+        assert run.survivors() == []
+
+
+def test_a_replica_over_two_hosts_learns_and_is_replaced_as_a_whole(
+    tmp_path: Path, model: Path, prefix: list[str]
+) -> None:
+    """Its ranks are one on each host; weights reach both. When the follower is killed, another replica takes over."""
+    folder = tmp_path / "run"
+    place = f"rollout.placement={{num_hosts: 2, hosts: ['{THERE}', '{HERE}']}}"
+    wide = ("rollout.backend=spanning:t2", place, "actor.backend=fsdp:d1")
+    few = ("steps=4", "rollout.prompts_per_step=2", "rollout.group_size=2", SMALL[3], SMALL[5])
+    words = command(folder, model, *few, f"imports=[{FILE},{SPANNING}]", *wide)
+    with live_run([*prefix, *words], folder) as run:
+        run.patience_s = 2 * PATIENCE_S  # every token asks the other host for its part of every layer
+        run.wait_for_step(2)
+        follower, leader = run.worker("rollout", 1), run.worker("rollout")
+        assert _network(follower.pid) != _network(leader.pid)
+        follower.kill()
+        run.wait_for_event("replica_joined")
+        new = [run.worker("rollout.1", rank) for rank in (0, 1)]
+        code, output = run.wait()
+
+        assert code == 0, output
+        assert len({_network(process.pid) if process.is_running() else process.pid for process in new}) == 2
+        assert not leader.is_running(), "what is left of a replica was not ended"
+        assert (len(run.steps()), run.summary()["weight_updates"]) == (4, 4)
+        (lost,) = _told(run, "replica_lost")
+        assert (lost["worker"], lost["replaced"]) == ("rollout/0", True)
+        assert "worker rollout/1 (rank 1" in str(lost["error"])
+        (travel,) = _told(run, "weights_travel")
+        assert (travel["transport"], travel["why"]) == ("collective", f"workers are on {HERE}, {THERE}")
         assert run.survivors() == []
 
 

@@ -65,6 +65,11 @@ def travels(config: RunConfig, registry: Registry, actor: RolePlan, rollout: Rol
     try:
         registry.require("train", actor.backend.name, CLAIM, device=actor.device)
         registry.require("infer", rollout.backend.name, CLAIM, device=rollout.device)
+        if rollout.placement.num_hosts > 1:
+            raise CapabilityError(
+                "an adapter does not travel alone to replicas over several hosts",
+                fix="set weight_sync.lora to auto or merged, or take rollout.placement.num_hosts out",
+            )
     except CapabilityError as error:
         if wanted == AUTO and not actor.lora.path:
             return False

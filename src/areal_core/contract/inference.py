@@ -141,7 +141,7 @@ class InferenceSpec:
     """Later versions are adapters of this shape over the folder's weights, version 0 the one in its `path`, if there
     is one. Claim `weights.adapter`, since 1.3."""
     part: ReplicaPart | None = None
-    """None where the whole replica is on one host. Claim `replica.hosts`, since 1.4."""
+    """None where the whole replica is on one host; else `lora` is None. Claim `replica.hosts`, since 1.4."""
 
 
 @frozen(kw_only=True)

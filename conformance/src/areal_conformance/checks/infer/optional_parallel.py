@@ -28,7 +28,7 @@ TENSOR = ("parallel.tensor",)
 rule = partial(check, level=Level.SINGLE, law=1, spec="infer#ranks", requires=TENSOR, since=(1, 2))
 
 
-def _layouts(bench: InferBench) -> Sequence[Mapping[str, int]]:
+def tensor_layouts(bench: InferBench) -> Sequence[Mapping[str, int]]:
     """Return the adapter's layouts that cut tensors and nothing else; Inconclusive if it names none."""
     parsed = [dict(parse_backend(f"any:{text}").layout) for text in bench.target.adapter.layouts]
     found = [one for one in parsed if {axis for axis, degree in one.items() if degree > 1} == {"t"}]
@@ -45,7 +45,7 @@ def _requests(bench: InferBench, *, length: int) -> list[GenerationRequest]:
 @rule("infer.parallel.tokens")
 async def tokens(bench: InferBench) -> None:
     """A replica over several ranks generates what the whole model does, with its log-probs, alone and in a batch."""
-    for layout in _layouts(bench):
+    for layout in tensor_layouts(bench):
         async with bench.engine(*TENSOR, layout=layout) as engine:
             requests = _requests(bench, length=12)
             alone = [await bench.generate(engine, request) for request in requests]
@@ -58,7 +58,7 @@ async def tokens(bench: InferBench) -> None:
 @rule("infer.parallel.update", law=7)
 async def update(bench: InferBench) -> None:
     """After an update every rank computes with the new weights, and the receipt proves the bytes that were sent."""
-    for layout in _layouts(bench):
+    for layout in tensor_layouts(bench):
         async with bench.engine(*TENSOR, layout=layout) as engine:
             for seed in (5, 6, 0):
                 weights = bench.weights(bench.model(seed=seed))
@@ -71,7 +71,7 @@ async def update(bench: InferBench) -> None:
 @rule("infer.parallel.in_flight", requires=("parallel.tensor", "weights.in_flight"))
 async def in_flight(bench: InferBench) -> None:
     """While tokens are generated all ranks change weights between the same two tokens: every stamp is true."""
-    for layout in _layouts(bench):
+    for layout in tensor_layouts(bench):
         async with bench.engine("parallel.tensor", "weights.in_flight", layout=layout) as engine:
             first = await told_engine(bench, engine)
             requests, calls = start_all(bench, engine, 3)

@@ -19,7 +19,14 @@ import torch
 from torch import Tensor
 
 from areal_core.contract.data import StopReason
-from areal_core.contract.errors import ArealError, GenerationFailed, ModelError, VersionRegressed, WeightSyncError
+from areal_core.contract.errors import (
+    ArealError,
+    CapabilityError,
+    GenerationFailed,
+    ModelError,
+    VersionRegressed,
+    WeightSyncError,
+)
 from areal_core.contract.inference import (
     PREFIX_HIT_SHARE,
     EngineStatus,
@@ -27,6 +34,7 @@ from areal_core.contract.inference import (
     GenerationRequest,
     InferenceSpec,
     PauseMode,
+    ReplicaPart,
 )
 from areal_core.contract.optional import ToolParse
 from areal_core.contract.train import EngineInfo, LoraSpec
@@ -34,6 +42,7 @@ from areal_core.contract.weights import Receipt, WeightManifest, WeightSource
 from areal_proof.second.infer.adapters import PREFIX, Adapter, adapter_needs, deltas_of, loaded_adapter, read_adapter
 from areal_proof.second.infer.config import SecondInferenceConfig
 from areal_proof.second.infer.forward import Delta, forward
+from areal_proof.second.infer.hosts import Following, Leading
 from areal_proof.second.infer.loading import Loaded, load
 from areal_proof.second.infer.requests import Slot, Token, check_request
 from areal_proof.second.infer.sampling import distribution, draw, penalised, uniform
@@ -41,6 +50,8 @@ from areal_proof.second.infer.scoring import scores
 from areal_proof.second.infer.stage import IncomingWeights
 from areal_proof.second.infer.structure import StructuredText
 from areal_proof.second.infer.tools import parse
+
+_LOOK_S = 0.01
 
 
 class SecondInferenceEngine:
@@ -61,6 +72,8 @@ class SecondInferenceEngine:
         self.waiting: deque[Slot] = deque()
         self.paused, self.asleep, self.closed, self.turn = False, False, False, asyncio.Event()
         self._server: asyncio.Task[None] | None = None
+        self.leading: Leading | None = None
+        self.following: Following | None = None
         self.num_tokens, self._busy_s, self._num_hits, self._num_prompts = 0, 0.0, 0, 0
 
     async def start(self, spec: InferenceSpec) -> EngineInfo:
@@ -69,6 +82,8 @@ class SecondInferenceEngine:
         self._loaded, self.weights = loaded, loaded.weights
         if spec.lora is not None and spec.lora.path:
             self.policy = self.begun(Path(spec.lora.path), spec.lora, loaded)
+        if spec.part is not None:
+            await self._meet(spec.part, loaded)
         self._server = asyncio.create_task(self._serve())
         return EngineInfo(
             engine="second",
@@ -77,6 +92,18 @@ class SecondInferenceEngine:
             num_parameters=sum(tensor.numel() for tensor in loaded.weights.values()),
             context_length=loaded.context,
         )
+
+    async def _meet(self, part: ReplicaPart, loaded: Loaded) -> None:
+        """Come together with the other parts of the replica."""
+        if not part.leads:
+            self.following = Following(part, loaded.ranks, self.weights_of)
+            return
+        self.leading = Leading(part)
+        try:
+            await asyncio.to_thread(self.leading.meet)
+        finally:
+            if self.closed:
+                raise _closed()
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Take a slot and wait for the whole output; cancelling the call gives the slot up."""
@@ -91,6 +118,7 @@ class SecondInferenceEngine:
     async def pause(self, mode: PauseMode) -> None:
         """Give no more turns; `abort` returns every request with what it has."""
         self.require()
+        self.require_lead()
         self.paused = True
         self.turn.clear()
         if PauseMode(mode) is PauseMode.ABORT:
@@ -119,25 +147,32 @@ class SecondInferenceEngine:
                 stage.take(bucket)
             self._check_wanted(mine, version)
             receipt = stage.receipt(self._clock() - began)
+            await self._held_everywhere(mine, version)
         finally:
             source.close()
         self.staged = stage
         return receipt
 
+    async def _held_everywhere(self, mine: object, version: int) -> None:
+        """Wait until the other parts have a version too; whoever transfers it has a deadline, and aborts then."""
+        while self.leading is not None and not self.leading.hold(version):
+            await asyncio.sleep(_LOOK_S)
+            self._check_wanted(mine, version)
+
     async def commit_weights(self, version: int) -> None:
         """Serve the staged version from the next turn on."""
         self.require()
-        staged, self.staged = self.staged, None
+        staged = self.staged
         if staged is None and version == self.version:
             return
         if staged is None or staged.manifest.version != version:
-            self.staged = staged
             raise WeightSyncError(
                 f"version {version} cannot be committed",
                 why="nothing is staged" if staged is None else f"version {staged.manifest.version} is staged",
                 fix="call receive_weights for it first",
             )
         self.serve(staged)
+        self.staged = None
         self.prefixes.clear()
 
     def serve(self, staged: IncomingWeights) -> None:
@@ -147,6 +182,15 @@ class SecondInferenceEngine:
         else:
             self.policy = deltas_of(staged.tensors, lora)
         self.version = staged.manifest.version
+        if self.leading is not None:
+            self.leading.version = self.version
+
+    def weights_of(self, version: int) -> Mapping[str, Tensor] | None:
+        """Return what this part has of a version, None if it has nothing; called in its own thread."""
+        staged, held = self.staged, (self.version, self.weights)
+        if staged is not None and staged.manifest.version == version:
+            return staged.tensors
+        return held[1] if held[0] == version else None
 
     def begun(self, folder: Path, lora: LoraSpec, loaded: Loaded) -> Mapping[str, Delta]:
         """Return the adapter that version 0 is; the spec tells its layers, rank and alpha again."""
@@ -181,6 +225,9 @@ class SecondInferenceEngine:
     async def close(self) -> None:
         """Fail every call that waits and end the server. Idempotent."""
         self.closed, self._receiving = True, None
+        for company in (self.leading, self.following):
+            if company is not None:
+                await asyncio.to_thread(company.close)
         for slot in [*self.running, *self.waiting]:
             if not slot.caller.done():
                 slot.caller.set_exception(_closed())
@@ -208,7 +255,7 @@ class SecondInferenceEngine:
 
     async def score(self, input_ids: Sequence[int], temperature: float) -> Sequence[float]:
         """Return log p(token t | tokens < t) at a temperature, 0.0 for the first token."""
-        return scores(self.require(), self.require_weights(), list(input_ids), temperature, self.policy)
+        return scores(self.require(), self.require_weights(), list(input_ids), temperature, self.policy, self.leading)
 
     async def load_adapter(self, name: str, path: Path, version: int) -> None:
         """Serve this version of an adapter to requests that come from now on."""
@@ -306,7 +353,9 @@ class SecondInferenceEngine:
             self._num_hits += len(slot.request.input_ids)
             return self.prefixes[key]
         deltas = self.deltas_for(slot)
-        computed = forward(loaded.shape, weights, slot.ids, deltas, slot.pictures, ranks=loaded.ranks)
+        computed = forward(
+            loaded.shape, weights, slot.ids, deltas, slot.pictures, ranks=loaded.ranks, others=self.leading
+        )
         found = (computed.logits[-1], None if computed.routes is None else computed.routes[-1])
         if not slot.output:
             self.prefixes[key] = found
@@ -394,9 +443,17 @@ class SecondInferenceEngine:
             raise _closed()
         if self._loaded is None:
             raise GenerationFailed("the engine was not started", fix="call start first")
+        for company in (self.leading, self.following):
+            if company is not None:
+                company.check()
         return self._loaded
 
+    def require_lead(self) -> None:
+        if self.following is not None:
+            raise CapabilityError("this part of the replica takes no requests", why="another one leads it")
+
     def require_weights(self) -> Mapping[str, Tensor]:
+        self.require_lead()
         if self.weights is None:
             raise GenerationFailed(
                 "the engine has no weights",

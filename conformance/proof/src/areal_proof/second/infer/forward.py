@@ -16,7 +16,7 @@ from attrs import frozen
 from torch import Tensor
 
 from areal_proof.second.architecture import Architecture
-from areal_proof.second.infer.ranks import product
+from areal_proof.second.infer.ranks import OtherHosts, product
 from areal_proof.second.vision import Picture, expanded, positions, seen
 
 ROUTER = "mlp.gate.weight"
@@ -48,10 +48,10 @@ def forward(
     pictures: Sequence[Picture] = (),
     *,
     ranks: int = 1,
+    others: OtherHosts | None = None,
 ) -> Computed:
     """Compute one whole sequence; nothing but the arguments has an influence on it. L counts tokens of images."""
-    model = _Model(shape, weights, deltas or {}, ranks)
-    embedding = weights["model.embed_tokens.weight"]
+    model = _Model(shape, weights, deltas or {}, ranks, others)
     x_LC = _embedded(shape, weights, ids, pictures)
     placeholder = -1 if shape.vision is None else shape.vision.image_token
     turns = _rotations(shape, positions(ids, placeholder, pictures), x_LC)
@@ -63,8 +63,8 @@ def forward(
         x_LC = x_LC + added
         if chosen is not None:
             routes.append(chosen)
-    head = embedding if shape.tied else weights["lm_head.weight"]
-    logits = product(model.norm(x_LC, "model.norm"), head, "lm_head", ranks).float()
+    name = "model.embed_tokens" if shape.tied else "lm_head"
+    logits = product(model.norm(x_LC, "model.norm"), weights[f"{name}.weight"], name, ranks, others).float()
     return Computed(logits=logits, routes=torch.stack(routes, 1).int() if routes else None)
 
 
@@ -104,9 +104,11 @@ class _Model:
     weights: Mapping[str, Tensor]
     deltas: Mapping[str, Delta]
     ranks: int
+    others: OtherHosts | None
 
     def linear(self, x: Tensor, name: str) -> Tensor:
-        out, bias = product(x, self.weights[f"{name}.weight"], name, self.ranks), self.weights.get(f"{name}.bias")
+        weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
+        out = product(x, weight, name, self.ranks, self.others)
         out = out if bias is None else out + bias
         delta = self.deltas.get(name)
         return out if delta is None else out + delta.scale * F.linear(F.linear(x, delta.down), delta.up)

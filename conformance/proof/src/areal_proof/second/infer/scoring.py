@@ -13,6 +13,7 @@ from torch import Tensor
 from areal_core.contract.errors import BatchError, PromptTooLong
 from areal_proof.second.infer.forward import Delta, forward
 from areal_proof.second.infer.loading import Loaded
+from areal_proof.second.infer.ranks import OtherHosts
 
 
 def scores(
@@ -21,6 +22,7 @@ def scores(
     ids: list[int],
     temperature: float,
     deltas: Mapping[str, Delta] | None = None,
+    others: OtherHosts | None = None,
 ) -> Sequence[float]:
     """Return log p(token t | tokens < t) at a temperature, 0.0 for the first token.
 
@@ -36,5 +38,6 @@ def scores(
         )
     if len(ids) > loaded.context:
         raise PromptTooLong(f"{len(ids)} tokens do not fit into a context of {loaded.context}")
-    logprobs = (forward(shape, weights, ids, deltas, ranks=loaded.ranks).logits.double() / temperature).log_softmax(-1)
+    computed = forward(shape, weights, ids, deltas, ranks=loaded.ranks, others=others)
+    logprobs = (computed.logits.double() / temperature).log_softmax(-1)
     return [0.0, *(float(logprobs[place, token]) for place, token in enumerate(ids[1:]))]
