@@ -153,7 +153,14 @@ class SharingLauncher(ScriptedLauncher):
 class SharedBench:
     """A fleet and trainers that take turns, with everything a run has around them."""
 
-    def __init__(self, num_replicas: int = 1, *, length: int = 6, roles: tuple[str, ...] = ("actor",)) -> None:
+    def __init__(
+        self,
+        num_replicas: int = 1,
+        *,
+        length: int = 6,
+        roles: tuple[str, ...] = ("actor",),
+        turns: Callable[..., Turns] = Turns,
+    ) -> None:
         asyncio.get_running_loop().set_default_executor(Inline())
         self.clock, self.device = StepClock(), Device()
         self.launcher = SharingLauncher(self.device, self.clock, lambda _request: length)
@@ -162,7 +169,7 @@ class SharedBench:
         self.pool = InferencePool(first, clock=self.clock, policy=PoolPolicy(drain_s=3.0))
         self.trainers = [SharingTrainer(self.device, self.clock, name) for name in roles]
         self.trainer = self.trainers[0]
-        self.turns = Turns(
+        self.turns = turns(
             pool=self.pool, trainers=self.trainers, end=self.launcher.end, timeout_s=10.0, clock=self.clock
         )
         self.sync = WeightSync(

@@ -19,6 +19,7 @@ from areal_conformance.adapter import Adapter, Case
 from areal_conformance.benches.base import Bench
 from areal_core.config.schema import RolloutConfig
 from areal_core.contract.inference import SamplingParams
+from areal_core.fleet.turns import Turns
 from areal_core.loop.checkpoint import begin_checkpoint, save_checkpoint
 from areal_core.loop.run_folder import RunFolder
 from areal_core.rollout.groups import EpisodeGroup
@@ -32,6 +33,7 @@ class LoopParts:
     save_checkpoint: Callable[..., Any] = save_checkpoint
     begin_checkpoint: Callable[..., Any] = begin_checkpoint
     run_folder: Callable[..., RunFolder] = RunFolder
+    turns: Callable[..., Turns] = Turns
 
 
 def _build(case: Case) -> LoopParts:
