@@ -14,11 +14,8 @@ import contextlib
 import logging
 import os
 import secrets
-import shutil
-import tempfile
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import ray
 from ray._private import ray_constants
@@ -27,8 +24,11 @@ from ray.exceptions import RayError
 from areal_core.contract.errors import ConfigError, ResourceError
 from areal_core.plugins.devices import accelerators
 from areal_core.plugins.registry import default_registry
+from areal_local.scheduler.private_folder import PrivateFolder, private_roots
 
 LOCAL = "local"
+_MAX_ROOT = 24
+"""Letters of a path that Ray's sockets still fit below."""
 _STORE_BYTES = 1 << 30
 """Of a Ray of one's own, for messages on their way."""
 _STARTING = {
@@ -75,7 +75,7 @@ class _Link:
         self._lock = threading.Lock()
         self._users = 0
         self._address = ""
-        self._own_folder: Path | None = None
+        self._own_folder: PrivateFolder | None = None
         self._theirs = False  # made by the user before, and not ours to end
 
     def join(self, address: str) -> Cluster:
@@ -100,7 +100,7 @@ class _Link:
             ray.shutdown()
             folder, self._own_folder = self._own_folder, None
             if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
+                folder.close()
 
     def _open(self, address: str) -> str:
         if self._theirs:
@@ -119,7 +119,7 @@ class _Link:
         return self._start()
 
     def _start(self) -> str:
-        self._own_folder = Path(tempfile.mkdtemp(prefix="areal-ray-", dir="/tmp"))  # Ray's sockets need a short path
+        self._own_folder = PrivateFolder([root for root in private_roots(os.environ) if len(str(root)) <= _MAX_ROOT])
         try:
             with _variables(_STARTING), _on_loopback():
                 _initialize(
@@ -127,10 +127,10 @@ class _Link:
                     include_dashboard=False,
                     **_devices(),
                     object_store_memory=_STORE_BYTES,
-                    _temp_dir=str(self._own_folder),
+                    _temp_dir=str(self._own_folder.path),
                 )
         except Exception as error:
-            shutil.rmtree(self._own_folder, ignore_errors=True)
+            self._own_folder.close()
             self._own_folder = None
             raise ResourceError("Ray could not be started on this machine", why=str(error)) from error
         return LOCAL

@@ -13,6 +13,11 @@ def areal_cli_commands() -> list[Command]:
     """Add the commands of runs on many machines."""
     return [
         Command(
+            name="job",
+            target="areal_ray.job.command:app",
+            help="Hand runs to a Ray cluster, and follow them.",
+        ),
+        Command(
             name="kube",
             target="areal_ray.kube.command:kube_command",
             help="Print the manifest that runs a yaml file on Kubernetes, with KubeRay.",

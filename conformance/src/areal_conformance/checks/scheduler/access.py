@@ -45,11 +45,17 @@ async def loopback(bench: SchedulerBench) -> None:
             found |= listening(pid)
         hosts = {socket.gethostbyname(worker.host) for worker in workers}
         told = hosts if bench.target.claimed("hosts.spread") else set()
-        open_to_all = [one for one in found if one[0] not in told and not ipaddress.ip_address(one[0]).is_loopback]
+        open_to_all = [one for one in found if one[0] not in told and not _is_loopback(one[0])]
         expect(not open_to_all, f"listening where others can connect: {open_to_all}")
         if found and not told:
-            reached = all(ipaddress.ip_address(host).is_loopback for host in hosts)
+            reached = all(map(_is_loopback, hosts))
             expect(reached, f"workers listen on loopback and tell they are at {hosts}")
+
+
+def _is_loopback(address: str) -> bool:
+    found = ipaddress.ip_address(address)
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
 
 
 @check("scheduler.access.where_told", level=Level.SINGLE, law=11, spec=WORKER, since=(1, 1))

@@ -1,0 +1,1 @@
+"""`areal job`: runs handed to a Ray cluster through its job API."""
