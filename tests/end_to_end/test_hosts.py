@@ -78,6 +78,8 @@ def test_ranks_on_two_hosts_train_and_weights_cross(
         (travel,) = _told(run, "weights_travel")
         assert travel["transport"] == {"auto": "collective"}.get(transport, transport)
         assert travel["why"] == f"workers are on {HERE}, {THERE}"
+        way = f"weights travel over gloo, from each to the next: the sender at {THERE} -> rollout/0 at {HERE}"
+        assert (way in (folder / "logs/actor-0.log").read_text()) == (transport == "auto")
         assert run.survivors() == []
 
 
