@@ -97,7 +97,7 @@ def test_a_run_without_its_trainer_starts_again_so_often(tmp_path: Path) -> None
     first, second = read_lines(run.folder / "events.jsonl")
     assert (first["kind"], first["number"], first["version"]) == ("run_restarted", 1, 4)
     assert "actor/0" in second["error"] and "SIGKILL" in second["error"]
-    assert run.view.notes[1].endswith("was killed by SIGKILL: starting again from step-000004, restart 2 of 2")
+    assert run.view.notes[1].endswith("was killed by SIGKILL: starting again from step-000004 in 1 s, restart 2 of 2")
 
 
 def test_a_start_that_made_no_step_gets_no_other_after_it(tmp_path: Path) -> None:

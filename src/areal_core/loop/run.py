@@ -22,7 +22,7 @@ from areal_core.config.plan import Plan
 from areal_core.config.plan_text import describe_plan
 from areal_core.config.sampling import evaluation_sampling
 from areal_core.config.schema import RL, DataConfig, EvaluationSetConfig
-from areal_core.contract.errors import ArealError, DatasetError, WorkerError, storage_errors
+from areal_core.contract.errors import ArealError, DatasetError, ResourceError, WorkerError, storage_errors
 from areal_core.contract.scheduler import Scheduler
 from areal_core.contract.workflow import RolloutWorkflow, Tokenizer
 from areal_core.fleet.elastic import ElasticFleet, tell_news
@@ -33,6 +33,7 @@ from areal_core.loop.checkpoint import Progress, read_progress, restore, save_be
 from areal_core.loop.evaluator import Evaluator, HeldOut
 from areal_core.loop.launch import ReplicaLauncher, make_scheduler, start_train_group
 from areal_core.loop.learner import Learner, Learns
+from areal_core.loop.restarts import Restarts
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.shared import make_room, make_turns
 from areal_core.loop.step_record import Totals
@@ -110,7 +111,7 @@ class Run:
         self._folder = RunFolder.of(plan.config)
         self._hooks = Hooks(registry.discovery.hooks)
         self._scaling: ScaleRequests | None = extension("scale")
-        self._num_restarts = 0
+        self._restarts, self._pause_s = Restarts(plan.config.scheduler.restarts), 0.0
 
     async def execute(self, *, resume: bool = False, archive: bool = False, start: Path | None = None) -> RunOutcome:
         """Run to the end.
@@ -156,6 +157,7 @@ class Run:
             while (version := await self._start_and_train(events, checkpoint, progress)) is None:
                 checkpoint = self._folder.latest() or checkpoint
                 progress = self._progress(checkpoint)
+                await unless_set(self._stop, asyncio.sleep(self._pause_s))
             status = "finished" if version >= self._config.steps else "stopped"
         except asyncio.CancelledError:
             status = "stopped"
@@ -206,7 +208,13 @@ class Run:
             stack.push_async_callback(scheduler.close)
             supervisor = Supervisor(scheduler)
             starting = self._start(stack, scheduler, supervisor, events, checkpoint, progress)
-            parts = await unless_set(self._stop, starting)  # a worker may take for ever, and there is nothing to save
+            try:
+                parts = await unless_set(self._stop, starting)  # a worker may take for ever; there is nothing to save
+            except ResourceError as error:
+                if not self._restarts.allow_waiting():
+                    raise
+                self._start_over(events, progress.version, error)
+                return None
             if parts is None:
                 return progress.version
             stack.callback(self._view.waiting, "workers to end")
@@ -226,22 +234,24 @@ class Run:
                 return None
 
     def _starts_again(self, supervisor: Supervisor, events: EventLog, began: int, num_steps: int) -> bool:
-        """Tell whether all is started again, from the last state: so often, if a training worker is what was lost.
-
-        A start that made no step gets no other after it, unless it is the first.
-        """
-        most, latest = self._config.scheduler.restarts, self._folder.latest()
-        if self._stop.is_set() or self._num_restarts >= most or (self._num_restarts and not num_steps):
+        """Tell whether all is started again, from the last state: so often, if a training worker is what was lost."""
+        if self._stop.is_set() or not self._restarts.allow(num_steps=num_steps):
             return False
         try:
             supervisor.check(others=False)
         except WorkerError as error:
-            self._num_restarts += 1
-            where, version = (latest.name, read_progress(latest).version) if latest else ("its beginning", began)
-            events.write(RUN_RESTARTED, number=self._num_restarts, version=version, error=str(error))
-            self._view.note(f"{error.what}: starting again from {where}, restart {self._num_restarts} of {most}")
+            self._start_over(events, began, error)
             return True
         return False
+
+    def _start_over(self, events: EventLog, began: int, error: WorkerError) -> None:
+        """Count a restart, and tell of it."""
+        self._pause_s, latest = self._restarts.begin(error), self._folder.latest()
+        number, most = self._restarts.number, self._restarts.most
+        where, version = (latest.name, read_progress(latest).version) if latest else ("its beginning", began)
+        events.write(RUN_RESTARTED, number=number, version=version, error=str(error))
+        pause = f" in {self._pause_s:g} s" if self._pause_s else ""
+        self._view.note(f"{error.what}: starting again from {where}{pause}, restart {number} of {most}")
 
     async def _start(
         self,

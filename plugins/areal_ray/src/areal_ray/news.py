@@ -6,7 +6,7 @@ Does not know: Ray's calls (`relay`, `ray_worker`), or what the frames say (`are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from attrs import frozen
@@ -26,6 +26,20 @@ class News:
     status: bytes
     """A `WorkerStatus`, encoded."""
     log: bytes
+
+
+class InOrder:
+    """Puts numbered messages back into the order they were sent in: calls of an actor may begin in another one."""
+
+    def __init__(self) -> None:
+        self._next, self._early = 0, dict[int, Packed]()
+
+    def due(self, number: int, message: Packed) -> Iterator[Packed]:
+        """Take one message and yield those whose turn has come; numbers begin at 0 and none is left out."""
+        self._early[number] = message
+        while self._next in self._early:
+            yield self._early.pop(self._next)
+            self._next += 1
 
 
 def packed(frames: Sequence[Frame]) -> Packed:

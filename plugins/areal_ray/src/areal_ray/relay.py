@@ -32,7 +32,7 @@ from areal_local.scheduler.devices import DevicePool
 from areal_local.scheduler.environment import interpreter, worker_environment
 from areal_local.scheduler.local_worker import LocalWorker
 from areal_local.scheduler.private_folder import PrivateFolder, private_roots
-from areal_ray.news import News, Packed, packed, unpacked
+from areal_ray.news import InOrder, News, Packed, packed, unpacked
 from areal_worker import schema
 from areal_worker.codec import Frame, decode, encode
 
@@ -61,7 +61,7 @@ class Relay:
         self._folder: PrivateFolder | None = None
         self._worker: LocalWorker[_Road] | None = None
         self._watch: asyncio.Task[None] | None = None
-        self._next, self._early = 0, dict[int, Packed]()
+        self._order = InOrder()
         self._arrived: list[Packed] = []
         self._log_read = 0
         self._news = asyncio.Event()
@@ -89,12 +89,9 @@ class Relay:
 
     async def send(self, number: int, message: Packed) -> None:
         """Pass messages on in the order of their numbers, whatever order they come in."""
-        self._early[number] = message
-        while self._next in self._early:
-            frames = unpacked(self._early.pop(self._next), num_plain=1)
-            self._next += 1
+        for due in self._order.due(number, message):
             if self._worker is not None:
-                self._worker.client.channel.send(frames)
+                self._worker.client.channel.send(unpacked(due, num_plain=1))
 
     async def news(self, within_s: float) -> News:
         """Return as soon as there is something to tell, or after so many seconds: a sign of life."""
@@ -130,6 +127,7 @@ class Relay:
                 log += part
         if self._folder is not None:
             self._folder.close()
+        self._context.destroy(linger=0)
         return log
 
     def _start(
