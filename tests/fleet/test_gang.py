@@ -179,6 +179,15 @@ def test_a_part_that_starts_still_is_not_asked_how_it_is() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("status", "raised"), [(STATUS, GenerationFailed), (GenerationFailed("gone"), WorkerDied)])
+def test_a_request_that_failed_tells_whether_a_part_is_lost(status: Any, raised: type[Exception]) -> None:
+    """Then the replica is lost, and the request waits for another instead of failing here again."""
+    one = gang({"generate": GenerationFailed("the engine is dead"), "status": STATUS}, {"status": status})
+
+    with pytest.raises(raised):
+        asyncio.run(one.call("generate", "x", timeout_s=1.0))
+
+
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_replica_that_lost_a_part_is_out_of_service(lost: int) -> None:
     """The pool reads the status once a second; nothing of a replica over hosts mends itself, whichever part it is."""

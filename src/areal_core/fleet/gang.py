@@ -57,8 +57,12 @@ class Gang:
             await gather_or_cancel([part.call(method, *args, timeout_s=timeout_s) for part in self.parts])
             return None
         if method == "status":
-            return (await gather_or_cancel([self._status(part, timeout_s) for part in self.parts]))[0]
-        return await leader.call(method, *args, timeout_s=timeout_s)
+            return (await self._statuses(timeout_s))[0]
+        try:
+            return await leader.call(method, *args, timeout_s=timeout_s)
+        except GenerationFailed:
+            await self._statuses(_LOOK_TIMEOUT_S)  # it may be the loss of a part that made it fail
+            raise
 
     async def _start(self, spec: InferenceSpec, *, timeout_s: float) -> EngineInfo:
         leader, *others = self.parts
@@ -93,6 +97,9 @@ class Gang:
             for part, start in zip(others, starts, strict=True):
                 if start.done():
                     await self._status(part, _LOOK_TIMEOUT_S)
+
+    async def _statuses(self, timeout_s: float) -> list[EngineStatus]:
+        return await gather_or_cancel([self._status(part, timeout_s) for part in self.parts])
 
     async def _status(self, part: Worker, timeout_s: float) -> EngineStatus:
         try:
