@@ -182,7 +182,7 @@ def test_the_exit_code_of_a_job_is_that_of_its_run(site: Site) -> None:
 def test_a_node_that_does_not_see_the_run_folder_says_so(site: Site) -> None:
     """It is found out before Ray starts: nothing is trained on half of the nodes."""
     job = site.submitted("apart", "--nodes", "1", "--cpus-per-node", "4", "--sbatch", "hold")
-    (site.folder / "apart" / "slurm" / "job.sh").unlink()
+    shutil.rmtree(next((site.folder / "apart" / "slurm").glob("job-*")))
     site.slurm.ask("scontrol", "release", str(job))
 
     assert site.until_ended(job) == "FAILED"

@@ -10,12 +10,13 @@ import shutil
 import socket
 import sys
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
 
-from areal_core.contract.errors import ConfigError
+from areal_core.contract.errors import ConfigError, StorageError
 from areal_ray.elsewhere import Nodes, RunElsewhere, plan_elsewhere
 from areal_ray.slurm import site
 from areal_ray.slurm.following import Following
@@ -124,14 +125,24 @@ def _check_shared(run: RunElsewhere) -> None:
 
 
 def _submitted(run: RunElsewhere, request: Request, *, goes_on: bool) -> tuple[int, Path]:
-    """Write the script and a copy of the yaml into the run folder, which may change until the job starts; submit."""
+    """Write what the job is made of, submit it, and return its number and its log."""
     folder = run.folder.root / "slurm"
-    run.folder.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
-    copy, script = folder / "run.yaml", folder / "job.sh"
-    shutil.copyfile(run.file, copy)
-    script.write_text(batch_script(run, request, copy, goes_on=goes_on), encoding="utf-8")
-    for file in (copy, script):
-        file.chmod(0o600)
+    try:
+        script = _written(run, request, folder, goes_on=goes_on)
+    except OSError as error:
+        raise StorageError(
+            f"run folder {run.folder.root} cannot be written", why=str(error), fix="choose another folder with out=DIR"
+        ) from None
     job = site.submit(script)
     return job, folder / f"{job}.log"
+
+
+def _written(run: RunElsewhere, request: Request, folder: Path, *, goes_on: bool) -> Path:
+    """Write the script and a copy of the yaml, which may change until the job starts; return the script."""
+    run.folder.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    own = Path(mkdtemp(prefix="job-", dir=folder))  # other jobs of the run may wait too
+    copy, script = own / "run.yaml", own / "job.sh"
+    shutil.copyfile(run.file, copy)
+    script.write_text(batch_script(run, request, copy, goes_on=goes_on), encoding="utf-8")
+    return script

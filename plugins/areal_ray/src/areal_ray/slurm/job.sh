@@ -16,6 +16,8 @@ step=(@STEP@)
 inside=(@INSIDE@)
 # The folder of `areal` and `ray`; empty where they are on the PATH.
 programs=@PROGRAMS@
+# So many seconds before its time is up the run is told.
+notice_s=@NOTICE@
 # So many seconds until every node has joined.
 patience_s=300
 
@@ -27,9 +29,9 @@ node() {
     local scratch=/tmp/areal-$SLURM_JOB_ID-$SLURMD_NODENAME ray status=1
     local options=(--block --disable-usage-stats --temp-dir="$scratch" --object-store-memory=1073741824
         --num-cpus="$SLURM_CPUS_ON_NODE" --num-gpus="${SLURM_GPUS_ON_NODE:-0}")
-    if [[ ! -e $run_folder/slurm/job.sh ]]; then
-        say "node $SLURMD_NODENAME does not see the run folder $run_folder" \
-            "  why: its disk is not that of the machine the job was submitted on" \
+    if [[ ! -e $run_file || ! -d $run_folder ]]; then
+        say "node $SLURMD_NODENAME does not see the run folder $run_folder, or $run_file" \
+            "  why: their disk is not that of the machine the job was submitted on" \
             "  fix: out=FOLDER on a disk that all nodes share; of a container: mount it, --container-option"
         return 1
     fi
@@ -49,6 +51,7 @@ node() {
         tail -n 20 "$scratch/start" >&2
     fi
     rm -rf "$scratch"
+    [[ -n ${stopped:-} ]] || (( SECONDS > 60 )) # one that never was there ends them all; a run may go on without one
 }
 
 # On the first node, once: the run, when all nodes are there.
@@ -88,7 +91,7 @@ free_port() {
 start() {
     local name=$1
     shift
-    srun --export=ALL --overlap --cpu-bind=none --kill-on-bad-exit=0 --wait=0 --job-name="areal-$name" "$@" "${step[@]}" \
+    srun --export=ALL --overlap --cpu-bind=none --kill-on-bad-exit=1 --wait=0 --job-name="areal-$name" "$@" "${step[@]}" \
         bash -c "$(declare -p address head inside overrides patience_s resume run_file run_folder)
 $(declare -f say node run); $name" &
 }
@@ -108,9 +111,18 @@ end_cluster() {
     wait "$nodes" 2>/dev/null
 }
 
+# Before the time limit, or earlier if the site tells of preemption in the same way.
+told() {
+    local left_s
+    left_s=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%L |
+        awk -F: '/[^0-9:]/ { print 999999; exit } { for (i = 1; i <= NF; i++) s = 60 * s + $i; print s }')
+    (( left_s > notice_s + 60 )) || time_is_up=1
+    stop_run
+}
+
 time_is_up=0
-trap 'time_is_up=1; stop_run' USR1 # Slurm, before the time limit
-trap : TERM                        # Slurm, at the end: it has told the steps itself
+trap told USR1 # Slurm, to this script alone
+trap : TERM    # Slurm, at the end: it has told the steps itself
 [[ -z $programs ]] || export PATH=$programs:$PATH
 RAY_AUTH_TOKEN=$(od --address-radix=n --read-bytes=32 --format=x1 /dev/urandom | tr --delete ' \n')
 export RAY_AUTH_TOKEN RAY_AUTH_MODE=token

@@ -39,6 +39,7 @@ def batch_script(run: RunElsewhere, request: Request, run_file: Path, *, goes_on
         "RUN_FOLDER": shlex.quote(str(folder)),
         "GOES_ON": str(int(goes_on)),
         "REQUEUE": str(int(request.requeue)),
+        "NOTICE": str(request.notice_s),
         "STEP": _words(_step(run, request)),
         "INSIDE": _words(_inside(run, request)),
         "PROGRAMS": ""
