@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from weight_sync import make_tensors, receive
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root of the repository
 from tests.benches.network import Network, Unavailable
 
-from areal_core.contract.weights import Offer
+from areal_core.contract.weights import Offer, WeightTransport
 from areal_core.weights.coverage import compare
 from areal_core.weights.tensors import manifest_of
 from areal_local.transports.collective import CollectiveTransport
@@ -89,7 +90,7 @@ class Served:
         self._address, self._num_bytes = address, num_bytes
         self._tensors = make_tensors(num_bytes)
         self._ends: dict[str, Any] = {"shm": ShmTransport()}  # Any: transports
-        self._receiving = {"collective": CollectiveTransport(), "shm": ShmTransport()}
+        self._receiving: dict[str, WeightTransport] = {"collective": CollectiveTransport(), "shm": ShmTransport()}
         self._version = 0
         self._listening = socket.create_server((address, 0))
 
@@ -193,14 +194,12 @@ def measure(num_bytes: int, sizes: Sequence[int], repeats: int, mbit: float) -> 
             stack.callback(process.close)
         ports = [process.hear()["port"] for process in made]
         fleet = Fleet(made[0], made[1:], ports[1:], network)
-        actions = {"raw": lambda: fleet.raw(0, 1)}
-        for size in sizes:
-            actions[f"chain {size}"] = lambda who=range(size): fleet.update("auto", who)
-        for size in sizes:
-            actions[f"broadcast {size}"] = lambda who=range(size): fleet.update("broadcast", who)
-        actions["placed all"] = lambda: fleet.update("auto", [*here, *elsewhere])
-        actions["placed elsewhere"] = lambda: fleet.update("auto", elsewhere)
-        actions["placed here by shm"] = lambda: fleet.update("shm", here)
+        actions = {"raw": partial(fleet.raw, 0, 1)}
+        for name, fan_out in (("chain", "auto"), ("broadcast", "broadcast")):
+            actions |= {f"{name} {size}": partial(fleet.update, fan_out, range(size)) for size in sizes}
+        actions["placed all"] = partial(fleet.update, "auto", [*here, *elsewhere])
+        actions["placed elsewhere"] = partial(fleet.update, "auto", elsewhere)
+        actions["placed here by shm"] = partial(fleet.update, "shm", here)
         seconds: dict[str, list[float]] = {name: [] for name in actions}
         for _ in range(repeats):
             for name, action in actions.items():
@@ -231,7 +230,7 @@ def summary(seconds: dict[str, float], num_bytes: int, sizes: Sequence[int]) -> 
 
 
 def main() -> int:
-    """Measure; one result for the fan-out, one for the rate."""
+    """Measure; one result for the fan-out, one for the rate, one for the placement."""
     if "--serve" in sys.argv:
         frame.one_thread()
         Served(sys.argv[-2], int(sys.argv[-1])).run()
