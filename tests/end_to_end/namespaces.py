@@ -1,4 +1,4 @@
-"""A scheduler of several hosts on one machine: each host is a network namespace with an address of its own.
+"""A scheduler of several hosts on one machine: network namespaces with addresses and shared memory of their own.
 
     AREAL_TEST_NAMESPACES=10.231.0.1=one,10.231.0.2=two    address=namespace, the controller's first
 
@@ -21,6 +21,8 @@ from areal_local.scheduler.config import LocalConfig
 from areal_local.scheduler.local_scheduler import LocalScheduler
 
 NAMESPACES = "AREAL_TEST_NAMESPACES"
+_OWN_MEMORY = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh")
+"""Gives what it runs a shared memory of its own: engines take who sees theirs for a process of their host."""
 ADAPTER = Adapter(patience=2.0)
 MANIFEST = Manifest(
     role="scheduler",
@@ -70,5 +72,6 @@ class NamespaceScheduler(LocalScheduler):
         return hosts[rank * len(hosts) // job.num_workers]
 
     def command(self, job: Job, rank: int) -> tuple[str, ...]:
-        """Enter the namespace first."""
-        return ("ip", "netns", "exec", self._namespaces[self.address(job, rank)], *super().command(job, rank))
+        """Enter the namespace first, and leave the shared memory of others behind."""
+        enter = ("ip", "netns", "exec", self._namespaces[self.address(job, rank)], *_OWN_MEMORY)
+        return (*enter, *super().command(job, rank))

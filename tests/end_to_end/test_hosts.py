@@ -23,6 +23,8 @@ from .namespaces import NAMESPACES
 
 pytestmark = pytest.mark.slow
 
+SERVED_PATIENCE_S = 900.0
+"""Of a run whose servers take most of a minute to start on a quiet machine."""
 HERE, THERE = "10.231.0.1", "10.231.0.2"
 FILE, SPANNING = Path(__file__).with_name("namespaces.py"), Path(__file__).with_name("spanning.py")
 SMALL = (
@@ -111,6 +113,35 @@ def test_a_replica_over_two_hosts_learns_and_is_replaced_as_a_whole(
         assert "worker rollout/1 (rank 1" in str(lost["error"])
         (travel,) = _told(run, "weights_travel")
         assert (travel["transport"], travel["why"]) == ("collective", f"workers are on {HERE}, {THERE}")
+        assert run.survivors() == []
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "engine", [pytest.param("vllm", marks=pytest.mark.vllm), pytest.param("sglang", marks=pytest.mark.sglang)]
+)
+def test_a_server_over_two_hosts_is_replaced_when_a_part_of_it_dies(
+    tmp_path: Path, model: Path, prefix: list[str], engine: str
+) -> None:
+    """The ranks of a real server are on two hosts and take every update; its follower is killed, not the worker."""
+    folder = tmp_path / "run"
+    place = f"rollout.placement={{num_hosts: 2, hosts: ['{THERE}', '{HERE}']}}"
+    wide = (f"rollout.backend={engine}:t2", "rollout.options.kv_cache_gib=0.25", place, "actor.backend=fsdp:d1")
+    words = command(folder, model, *SMALL[1:], "steps=6", *wide, "evaluation.before=false")
+    with live_run([*prefix, *words], folder) as run:
+        run.patience_s = SERVED_PATIENCE_S
+        run.wait_for_step(2)
+        follower = run.worker("rollout", 1)
+        server = [process for process in follower.children(recursive=True) if "--node-rank" in process.cmdline()]
+        assert _network(server[-1].pid) != _network(run.worker("rollout").pid)
+        server[-1].kill()
+        run.wait_for_event("replica_joined")
+        code, output = run.wait(SERVED_PATIENCE_S)
+
+        assert code == 0, output
+        assert (len(run.steps()), run.summary()["weight_updates"]) == (6, 6)
+        (lost,) = _told(run, "replica_lost")
+        assert "rollout/1 lost its part of replica rollout/0" in str(lost["error"])
         assert run.survivors() == []
 
 
