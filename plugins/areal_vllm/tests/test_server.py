@@ -288,8 +288,8 @@ def test_a_500_closes_its_connection(served: Served) -> None:
     assert len(made.output_ids) == 2
 
 
-def test_sleep_on_the_cpu_frees_nothing(served: Served) -> None:
-    """Why the claim is for cuda: vLLM answers 200 here too."""
+def test_vllms_own_sleep_on_the_cpu_frees_nothing(served: Served) -> None:
+    """Why the plugin frees memory there itself: vLLM answers 200. Unless the option is on, nobody is put to sleep."""
 
     async def scene() -> tuple[int, int]:
         before = (await rpc(served.api, "areal_memory"))[0]["resident"]
@@ -302,6 +302,38 @@ def test_sleep_on_the_cpu_frees_nothing(served: Served) -> None:
     assert asleep > 0.95 * before
     with pytest.raises(CapabilityError, match="sleep"):
         served.run(served.engine.sleep())
+
+
+def test_an_engine_that_sleeps_gives_weights_and_cache_back(tmp_path: Path) -> None:
+    """What vLLM packed of the weights too; when it was given weights again it computes what it computed before."""
+    model = make_tiny_model(tmp_path / "model", hidden=512, layers=8, heads=8, max_position=512)
+    weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    request = ask(5, 9, 7, max_new_tokens=12, temperature=0.0)
+
+    async def scene() -> tuple[list[int], list[Generation]]:
+        engine = VLLMEngine(VLLMConfig(kv_cache_gib=0.25, sleep=True))
+        await engine.start(InferenceSpec(model_path=str(model), max_concurrent=4))
+        try:
+            resident, made = list[int](), [await engine.generate(request)]
+            for version in (1, 2):
+                await engine.pause(PauseMode.ABORT)
+                resident.append((await rpc(engine.serving, "areal_memory"))[0]["resident"])
+                await engine.sleep()
+                resident.append((await rpc(engine.serving, "areal_memory"))[0]["resident"])
+                await engine.wake()
+                await engine.receive_weights(FolderWeights.of(model).offer(version), version)
+                await engine.commit_weights(version)
+                await engine.resume()
+                made.append(await engine.generate(request))
+            return resident, made
+        finally:
+            await engine.close()
+
+    resident, made = asyncio.run(scene())
+    for awake, asleep in zip(resident[::2], resident[1::2], strict=True):
+        assert awake - asleep > 0.9 * weights, f"weights {weights}, resident {resident}"
+    assert {each.output_ids for each in made} == {made[0].output_ids}
+    assert [each.version_spans[0].version for each in made] == [0, 1, 2]
 
 
 def test_an_aborting_pause_returns_everything(served: Served) -> None:

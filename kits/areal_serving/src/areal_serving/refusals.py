@@ -9,18 +9,15 @@ from __future__ import annotations
 from areal_core.contract.errors import CapabilityError
 
 
-def refuse_sleep(enabled: bool, engine: str, devices: str) -> None:
+def refuse_sleep(enabled: bool, otherwise: str = "") -> None:
     """Refuse to give memory back where `rollout.options.sleep` is off.
 
     Raises:
-        CapabilityError: it is; `devices` are those it works on, for example "a CUDA device".
+        CapabilityError: it is; `otherwise` is what else must be known of it.
     """
     if not enabled:
-        raise CapabilityError(
-            "the server cannot sleep",
-            why=f"rollout.options.sleep is off; on the CPU {engine} answers and frees nothing",
-            fix=f"set it where the device is {devices}",
-        )
+        why = "rollout.options.sleep is off" + (f"; {otherwise}" if otherwise else "")
+        raise CapabilityError("the server cannot sleep", why=why, fix="set it, or placement=shared, which does")
 
 
 def refuse_tool_calls(parser: str, examples: str) -> None:

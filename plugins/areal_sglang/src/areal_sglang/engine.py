@@ -35,6 +35,7 @@ from areal_sglang.payloads import score_body, scores_of, server_name
 from areal_sglang.profiler import SGLangProfiler
 
 _MEMORY_TIMEOUT_S = 300.0
+_ON_CUDA = "on the CPU SGLang answers, and frees nothing"
 _ADAPTERS = AdapterRoutes(
     engine="SGLang",
     load_path="/load_lora_adapter",
@@ -116,7 +117,7 @@ class SGLangEngine(ServedEngine):
             GenerationFailed: requests are in flight, or the engine is not paused.
         """
         running = self.running
-        refuse_sleep(self._config.sleep, "SGLang", "a CUDA device")
+        refuse_sleep(self._config.sleep, _ON_CUDA)
         if self._asleep:
             return
         if running.state.paused is not PauseMode.ABORT or running.calls.num_running:
@@ -133,7 +134,7 @@ class SGLangEngine(ServedEngine):
     async def wake(self) -> None:
         """Take the memory again; weights must be received before generating. Idempotent."""
         running = self.running
-        refuse_sleep(self._config.sleep, "SGLang", "a CUDA device")
+        refuse_sleep(self._config.sleep, _ON_CUDA)
         if not self._asleep:
             return
         await running.server.asked(

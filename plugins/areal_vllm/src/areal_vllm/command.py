@@ -161,7 +161,7 @@ def _abilities(spec: InferenceSpec, config: VLLMConfig) -> dict[str, str | None]
             "--max-cpu-loras": str(most + 1 if spec.device == "cpu" else most),
             "--max-lora-rank": str(next((allowed for allowed in ADAPTER_RANKS if allowed >= rank), rank)),
         }
-    if config.sleep:
+    if config.sleep and spec.device != "cpu":  # there the plugin frees memory itself
         found["--enable-sleep-mode"] = None
     return found
 

@@ -74,6 +74,6 @@ class VLLMConfig(ServedOptions):
     max_adapter_rank: int = field(default=16, validator=[validators.ge(1), validators.le(ADAPTER_RANKS[-1])])
     """The highest rank among them; memory is set aside for the next that vLLM knows: 1, 8, 16, 32, 64, ..."""
     sleep: bool = False
-    """Let the engine give its device memory back between steps; GPUs and NPUs only."""
+    """Let the engine give its memory back between steps, as a run with `placement: shared` has it do."""
     tool_parser: str = ""
     """vLLM's parser of tool calls for the model, for example hermes, llama3_json, mistral. "" parses none."""

@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from areal_core.contract.errors import CapabilityError
-from areal_core.contract.inference import IMAGES, Generation, GenerationRequest
+from areal_core.contract.device import CPU
+from areal_core.contract.errors import CapabilityError, GenerationFailed
+from areal_core.contract.inference import IMAGES, Generation, GenerationRequest, InferenceSpec, PauseMode
 from areal_core.contract.optional import ToolCall, ToolParse
+from areal_core.contract.train import EngineInfo
 from areal_serving.adapter_routes import AdapterRoutes
 from areal_serving.adapting import Adapting
 from areal_serving.engine import ServedEngine
@@ -25,7 +27,7 @@ from areal_serving.refusals import refuse_sleep, refuse_tool_calls
 from areal_serving.requests import refuse_extras
 from areal_serving.scoring import scores
 from areal_vllm.config import VLLMConfig
-from areal_vllm.dialect import GENERATE, VLLMDialect
+from areal_vllm.dialect import GENERATE, VLLMDialect, rpc
 from areal_vllm.direct import VLLMDirect
 from areal_vllm.payloads import score_body, scores_of
 from areal_vllm.profiler import VLLMProfiler
@@ -52,6 +54,9 @@ class VLLMEngine(ServedEngine):
         super().__init__(dialect, self._config, direct=direct, policy=policy, profiler=profiler)
         self._adapting = Adapting(self._config.max_adapters, load=_ADAPTERS.load, unload=_ADAPTERS.unload)
         self._numbers = itertools.count(1)
+        self._on_cpu = self._asleep = False
+        self._empty = False
+        """Whether it slept, and no version was committed since."""
 
     def refuse(self, request: GenerationRequest) -> None:
         """Refuse extras nobody reads, and images that do not fit their placeholders."""
@@ -59,8 +64,10 @@ class VLLMEngine(ServedEngine):
         check_images(request, self.running.model.image_token)
 
     async def revived(self, api: Api) -> None:
-        """Load the adapters into a server that was started again."""
+        """Load the adapters into a server that was started again, and have it sleep if the one before did."""
         await self._adapting.revive(api)
+        if self._asleep:
+            await self._put_to_sleep(api)
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Generate for one prompt; with an adapter, stamped with the adapter's version.
@@ -75,7 +82,7 @@ class VLLMEngine(ServedEngine):
 
         Raises:
             BatchError, PromptTooLong: of the tokens.
-            GenerationFailed: the server was lost, or paused with `abort`, too often.
+            GenerationFailed: the server was lost, or paused with `abort`, too often; or it slept and has no weights.
         """
         ask = functools.partial(self._scores, input_ids, temperature)
         return await scores(self.running, input_ids, temperature, ask)
@@ -94,21 +101,69 @@ class VLLMEngine(ServedEngine):
         """Drop every version of an adapter. Idempotent."""
         await self._adapting.unload(self.running, name)
 
+    async def start(self, spec: InferenceSpec) -> EngineInfo:
+        """Start a server on the folder, or find the one that runs, as version 0."""
+        self._on_cpu = spec.device == CPU
+        return await super().start(spec)
+
     async def sleep(self) -> None:
-        """Free weights and cache. Only when paused. Idempotent.
+        """Free weights and cache; what was frozen comes back as it is. Only when paused. Idempotent.
 
         Raises:
-            CapabilityError: `rollout.options.sleep` is off, or the device gives nothing back.
+            CapabilityError: `rollout.options.sleep` is off.
+            GenerationFailed: the engine is not paused.
         """
         running = self.running
-        refuse_sleep(self._config.sleep, "vLLM", "a GPU or an NPU")
-        await running.server.asked(lambda api: api.post("/sleep", params={"level": "2"}))
+        refuse_sleep(self._config.sleep)
+        if running.state.paused is None:
+            raise GenerationFailed("the server cannot sleep", why="it is not paused", fix="call pause first")
+        await self.pause(PauseMode.ABORT)
+        self._asleep = self._empty = True
+        await running.server.asked(self._put_to_sleep)
 
     async def wake(self) -> None:
-        """Take the memory again; weights must be received before generating."""
+        """Take the memory again; weights must be received before generating. Idempotent."""
         running = self.running
-        refuse_sleep(self._config.sleep, "vLLM", "a GPU or an NPU")
-        await running.server.asked(lambda api: api.post("/wake_up"))
+        refuse_sleep(self._config.sleep)
+        if self._asleep:
+            await running.server.asked(self._wake_up)
+        self._asleep = False
+
+    async def resume(self) -> None:
+        """Compute again.
+
+        Raises:
+            GenerationFailed: it slept, and was given no weights since.
+        """
+        self._expect_weights()
+        await super().resume()
+
+    async def commit_weights(self, version: int) -> None:
+        """Have the server load what is held, or serve what it took in place, between two tokens.
+
+        Raises:
+            WeightSyncError: another version, or none, is held; or servers fail to load it.
+        """
+        await super().commit_weights(version)
+        self._empty = False
+
+    async def _put_to_sleep(self, api: Api) -> None:
+        if self._on_cpu:
+            await rpc(api, "areal_sleep")
+        else:
+            await api.post("/sleep", params={"level": "2"})
+
+    async def _wake_up(self, api: Api) -> None:
+        if self._on_cpu:
+            await rpc(api, "areal_wake")
+        else:
+            await api.post("/wake_up")
+
+    def _expect_weights(self) -> None:
+        if self._empty:
+            raise GenerationFailed(
+                "the server has no weights", why="it slept", fix="call wake, receive_weights and commit_weights first"
+            )
 
     async def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolParse:
         """Read one whole output with the parser `rollout.options.tool_parser` names. Any: JSON.

@@ -39,11 +39,13 @@ MANIFEST = Manifest(
         "sampling.structured": full(),
         "deterministic": not_yet("log-probs depend on what else is in the batch"),
         "parallel.tensor": full(),
-        "replica.hosts": when("direct == false", "with direct the ranks fetch weights themselves, by an offer that only the leader has"),
+        "replica.hosts": when(
+            "direct == false", "with direct the ranks fetch weights themselves, by an offer that only the leader has"
+        ),
         "prefix_cache": full(),
         "scoring": full(),
         "memory.sleep": when(
-            "device in (cuda, npu)", "on the CPU vLLM answers and frees nothing; on cuda and npu it is unverified"
+            "sleep != false", "memory that is given back is set apart at start; set by placement=shared"
         ),
         "tools.parse": when("tool_parser != none", "vLLM has a parser per model family; rollout.options names it"),
         "lora.adapters": when("max_adapters != 0", "places for adapters are set aside at start"),

@@ -15,7 +15,7 @@ from typing import Any
 
 from areal_serving.proof import Proof
 from areal_torch.collective.group import place
-from areal_vllm.inside import ascend, kernels, loading, reading, sampling, scoring
+from areal_vllm.inside import ascend, kernels, loading, reading, sampling, scoring, sleeping
 from areal_vllm.inside import tools as tool_calls
 
 
@@ -27,6 +27,7 @@ class WorkerExtension:
     areal_proof: Proof | None
     """Of the folder asked about last."""
     _areal_prepared: dict[str, Any] | None
+    _areal_freed: dict[int, tuple[Any, int]] | None
 
     def areal_prepare(self) -> dict[str, Any]:
         """Install the hooks, once; return what this worker is and which of them hold."""
@@ -85,6 +86,19 @@ class WorkerExtension:
             return tool_calls.parse(tokenizer, parser, text, tools)
         except (KeyError, RuntimeError, ValueError, AttributeError) as error:
             return {"problem": f"{type(error).__name__}: {error}"}
+
+    def areal_sleep(self) -> dict[str, Any]:
+        """Give weights and cache back, on the CPU; vLLM is paused. Idempotent."""
+        if self.__dict__.get("_areal_freed") is None:
+            self._areal_freed = sleeping.sleep(self.model_runner)
+        return {}
+
+    def areal_wake(self) -> dict[str, Any]:
+        """Take their memory again; weights must be loaded before anything is computed. Idempotent."""
+        freed, self._areal_freed = self.__dict__.get("_areal_freed"), None
+        if freed is not None:
+            sleeping.wake(freed, self.model_runner)
+        return {}
 
     def areal_memory(self) -> dict[str, Any]:
         """Return the bytes this process holds: resident, and on its device where it has one."""
