@@ -103,6 +103,7 @@ def one_machine() -> Iterator[tuple[list[str], str]]:
         environ.append("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0")  # loopback only
         ports = (free_port("127.0.0.1"), free_port("127.0.0.1"))
         words = [*RAY, "start", "--head", "--port", str(ports[0]), "--dashboard-port", str(ports[1]), "--num-cpus", "8"]
+        words += ["--min-worker-port", "33000", "--max-worker-port", "39999"]  # where `free_port` finds none
         log = Path(folder) / "head.log"
         with log.open("wb") as out:
             head = subprocess.Popen(

@@ -97,7 +97,8 @@ def test_a_job_is_handed_to_a_cluster_and_outlives_its_controller(tmp_path: Path
     folder = tmp_path / "run"
     _, _, _, _, file, *words = [*command(folder, model, *SMALL, "steps=4", "checkpoint.every_steps=1")]
     with one_machine() as (environ, dashboard):
-        submit = [sys.executable, "-m", "areal_core.cli.main", "job", "submit", file, *words, "--address", dashboard]
+        submit = [sys.executable, "-m", "areal_core.cli.main", "job", "submit", file, *words]
+        submit += ["--address", dashboard, "--python", sys.executable]
         with live_run(["env", *environ, *submit], folder) as run:
             run.wait_for_step(2)
             (controller,) = [each for each in psutil.process_iter() if _trains(each, folder)]

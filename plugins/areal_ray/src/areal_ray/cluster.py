@@ -31,8 +31,9 @@ _MAX_ROOT = 24
 """Letters of a path that Ray's sockets still fit below."""
 _STORE_BYTES = 1 << 30
 """Of a Ray of one's own, for messages on their way."""
+_TOKEN = "RAY_AUTH_TOKEN"
 _STARTING = {
-    "RAY_AUTH_TOKEN": secrets.token_hex(32),
+    _TOKEN: secrets.token_hex(32),
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -121,7 +122,7 @@ class _Link:
     def _start(self) -> str:
         self._own_folder = PrivateFolder([root for root in private_roots(os.environ) if len(str(root)) <= _MAX_ROOT])
         try:
-            with _variables(_STARTING), _on_loopback():
+            with _variables({**_STARTING, _TOKEN: os.environ.get(_TOKEN, _STARTING[_TOKEN])}), _on_loopback():
                 _initialize(
                     address=LOCAL,
                     include_dashboard=False,

@@ -60,6 +60,8 @@ async def absent(bench: SchedulerBench) -> None:
     await bench.alone()
     with seeing(kind, "3,5"):
         async with bench.scheduler() as scheduler:
+            await bench.start(scheduler, bench.job("first"))  # and with it what the scheduler starts for itself
+            await scheduler.cancel("first")
             before = bench.processes()
             await _refused(bench, kind, scheduler, "many", 3)
             await bench.gone(bench.processes() - before, "after a job that was refused")

@@ -1,6 +1,6 @@
 """Where a job of a cluster begins: the run, and the run once more if its controller was killed.
 
-    python -m areal_ray.job.again 3 run.yaml out=/shared/run        at most four times in all
+    python -m areal_ray.job.again 3 /shared/run run.yaml seed=1     in that folder, at most four times in all
 
 Knows: `areal train`, and whether its run folder holds a state.
 Does not know: why a controller was killed; one that ends by itself is not started again.
@@ -14,23 +14,24 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from areal_core.config.load import load_config
 from areal_core.loop.run_folder import RunFolder
 
 _TRAIN = (sys.executable, "-m", "areal_core.cli.main", "train")
 
 
-def main(restarts: int, words: Sequence[str]) -> int:
-    """Run until it ends by itself, or was killed once too often; return its exit code."""
-    resume = "--resume" in words
-    given = [word for word in words if word != "--resume"]
-    folder = RunFolder.of(load_config(Path(given[0]), given[1:]))
+def main(restarts: int, folder: str, words: Sequence[str]) -> int:
+    """Run until it ends by itself, or was killed once too often; return its exit code.
+
+    Args:
+        folder: the run folder; what it holds is gone on with.
+        words: the run file, and overrides but `out`.
+    """
     for number in range(restarts + 1):
-        code = _run([*_TRAIN, *given, *(["--resume"] if resume else [])])
+        holds = bool(RunFolder(Path(folder)).how_to_go_on())
+        code = _run([*_TRAIN, *words, *(["--resume", folder] if holds else [f"out={folder}"])])
         if code >= 0 or number == restarts:
             break
         print(f"the controller was killed by signal {-code}: restart {number + 1} of {restarts}", flush=True)  # noqa: T201
-        resume = resume or bool(folder.how_to_go_on())
     return code if code >= 0 else 128 - code
 
 
@@ -54,4 +55,4 @@ def _run(words: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2], sys.argv[3:]))

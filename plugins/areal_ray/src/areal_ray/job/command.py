@@ -22,7 +22,7 @@ from areal_ray.job.jobs import Jobs
 
 At = Annotated[str, Parameter(help="The cluster's dashboard, http://HOST:8265; default: RAY_API_SERVER_ADDRESS.")]
 INTERRUPTED = 130
-_AGAIN = "python -m areal_ray.job.again"
+_AGAIN = "areal_ray.job.again"
 
 app = App(name="job", help="Hand runs to a Ray cluster, and follow them.", help_format="plaintext")
 console = Console(highlight=False, markup=False, soft_wrap=True)
@@ -37,12 +37,13 @@ def submit(
     upload: Annotated[
         Path | None, Parameter(help="A folder to upload, from which the run starts; else the run file alone.")
     ] = None,
-    resume: Annotated[bool, Parameter(help="Continue the run that the run folder holds.")] = False,
+    python: Annotated[str, Parameter(help="The cluster's interpreter that has areal, a name or a path.")] = "python",
     follow: Annotated[bool, Parameter(help="Print the log until the run ends, and return its exit code.")] = True,
 ) -> int:
     """Plan a run here, hand it to a cluster, and follow it there.
 
-    The run folder, the model and the data are paths of the cluster: on a disk that its machines share.
+    The run folder, the model and the data are paths of the cluster: on a disk that its machines share. A run that the
+    run folder holds is gone on with.
 
     Parameters
     ----------
@@ -58,7 +59,8 @@ def submit(
     jobs = Jobs.at(address)
     with tempfile.TemporaryDirectory() as made:
         folder = _uploaded(run, upload, Path(made))
-        job = jobs.submit(_entry(run, config, upload, restarts=restarts, resume=resume), folder, run.name)
+        words = [python, "-m", _AGAIN, str(restarts), str(run.folder.root.absolute()), *_words(run, config, upload)]
+        job = jobs.submit(shlex.join(words), folder, run.name)
     console.print(f"job {job} on {jobs.address}, its run folder: {run.folder.root}")
     if follow:
         return _followed(jobs, job)
@@ -105,11 +107,10 @@ def _uploaded(run: RunElsewhere, upload: Path | None, made: Path) -> Path:
     return made
 
 
-def _entry(run: RunElsewhere, config: Path, upload: Path | None, *, restarts: int, resume: bool) -> str:
-    """Return the command that runs on the cluster, in the folder that was uploaded."""
+def _words(run: RunElsewhere, config: Path, upload: Path | None) -> list[str]:
+    """Return the run file, as it is called in the folder that was uploaded, and overrides."""
     file = "run.yaml" if upload is None else str(config.resolve().relative_to(upload.resolve()))
-    words = [file, *run.overrides, "scheduler.backend=ray", f"out={run.folder.root.absolute()}"]
-    return f"{_AGAIN} {restarts} {shlex.join(['--resume', *words] if resume else words)}"
+    return [file, *run.overrides, "scheduler.backend=ray"]
 
 
 def _written(part: str) -> None:

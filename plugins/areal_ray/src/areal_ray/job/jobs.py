@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from attrs import frozen
+from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from areal_core.contract.errors import ConfigError, ResourceError
 
 T = TypeVar("T")
 ADDRESS = "RAY_API_SERVER_ADDRESS"
+_PREFERRED = "RAY_ADDRESS"
 _LOOK_S = 0.5
 _NOT_YET, _PATIENCE_S = "try again later", 60.0
 """What a cluster says that has only just begun, and how long it may."""
@@ -45,7 +47,12 @@ class Jobs:
             raise ConfigError(
                 "no cluster is named", why=f"neither --address nor {ADDRESS} is given", fix="--address http://HOST:8265"
             )
-        return cls(address, _asked(lambda: JobSubmissionClient(address), address))
+        before = os.environ.pop(_PREFERRED, None)  # Ray would take it instead
+        try:
+            return cls(address, _asked(lambda: JobSubmissionClient(address), address))
+        finally:
+            if before is not None:
+                os.environ[_PREFERRED] = before
 
     def submit(self, entry: str, folder: Path, name: str) -> str:
         """Upload a folder and run a command in it; return the job's id.
@@ -102,7 +109,7 @@ class Jobs:
 def _asked(ask: Callable[[], T], address: str) -> T:
     try:
         return ask()
-    except (RuntimeError, ConnectionError) as error:
+    except (RuntimeError, ConnectionError, RayError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise ResourceError(
             f"the Ray cluster at {address} does not do that",
