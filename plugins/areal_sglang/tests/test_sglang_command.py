@@ -137,12 +137,14 @@ def test_temporary_files_go_with_the_folder(model: Path, tmp_path: Path) -> None
 
 
 def test_abilities_cost_nothing_unless_asked_for(model: Path, tmp_path: Path) -> None:
-    """Adapters and sleep change how the model is built."""
+    """Adapters and sleep change how the model is built; on the CPU sleep does not."""
     plain = command(launch(model, tmp_path), SGLangConfig()).argv
-    rich = command(launch(model, tmp_path), SGLangConfig(max_adapters=2, max_adapter_rank=8, sleep=True)).argv
+    options = SGLangConfig(max_adapters=2, max_adapter_rank=8, sleep=True)
+    rich, on_cpu = (command(launch(model, tmp_path, device=kind), options).argv for kind in ("cuda", "cpu"))
 
     assert not {"--enable-lora", "--enable-memory-saver"} & set(plain)
     assert {"--enable-lora", "--enable-memory-saver"} <= set(rich)
+    assert "--enable-memory-saver" not in on_cpu
     assert value(rich, "--max-loras-per-batch") == "3"
 
 

@@ -401,10 +401,45 @@ def test_an_id_outside_the_vocabulary_is_refused(served: Served) -> None:
     assert served.generate(*PROMPT, max_new_tokens=1).output_ids
 
 
-def test_memory_is_not_given_back_on_a_cpu(served: Served) -> None:
-    """SGLang answers 200 and frees nothing."""
+def test_nobody_is_put_to_sleep_unless_the_option_is_on(served: Served) -> None:
+    """And says which."""
     with pytest.raises(CapabilityError, match="cannot sleep"):
         served.run(served.engine.sleep())
+
+
+def test_an_engine_that_sleeps_gives_weights_and_cache_back(tmp_path: Path) -> None:
+    """On the CPU too, where SGLang frees nothing; given weights again it computes what it computed before."""
+    model = make_tiny_model(tmp_path / "model", hidden=512, layers=8, heads=8, max_position=512)
+    weights = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    request = ask(5, 9, 7, max_new_tokens=12, temperature=0.0)
+
+    def resident() -> int:
+        return sum(process.memory_info().rss for process in psutil.Process().children(recursive=True))
+
+    async def scene() -> tuple[list[int], list[Generation]]:
+        engine = SGLangEngine(SGLangConfig(sleep=True))
+        await engine.start(InferenceSpec(model_path=str(model), max_concurrent=4, context_length=512))
+        try:
+            seen, made = list[int](), [await engine.generate(request)]
+            for version in (1, 2):
+                await engine.pause(PauseMode.ABORT)
+                seen.append(resident())
+                await engine.sleep()
+                seen.append(resident())
+                await engine.wake()
+                await engine.receive_weights(FolderWeights.of(model).offer(version), version)
+                await engine.commit_weights(version)
+                await engine.resume()
+                made.append(await engine.generate(request))
+            return seen, made
+        finally:
+            await engine.close()
+
+    seen, made = asyncio.run(scene())
+    for awake, asleep in zip(seen[::2], seen[1::2], strict=True):
+        assert awake - asleep > 0.9 * weights, f"weights {weights}, resident {seen}"
+    assert {each.output_ids for each in made} == {made[0].output_ids}
+    assert [each.version_spans[0].version for each in made] == [0, 1, 2]
 
 
 def test_an_update_that_is_not_from_a_folder_needs_a_beginning(served: Served) -> None:

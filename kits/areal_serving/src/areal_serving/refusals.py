@@ -9,17 +9,6 @@ from __future__ import annotations
 from areal_core.contract.errors import CapabilityError
 
 
-def refuse_sleep(enabled: bool, otherwise: str = "") -> None:
-    """Refuse to give memory back where `rollout.options.sleep` is off.
-
-    Raises:
-        CapabilityError: it is; `otherwise` is what else must be known of it.
-    """
-    if not enabled:
-        why = "rollout.options.sleep is off" + (f"; {otherwise}" if otherwise else "")
-        raise CapabilityError("the server cannot sleep", why=why, fix="set it, or placement=shared, which does")
-
-
 def refuse_tool_calls(parser: str, examples: str) -> None:
     """Refuse to read tool calls where `rollout.options.tool_parser` is "".
 

@@ -116,7 +116,7 @@ def _abilities(spec: InferenceSpec, options: SGLangConfig, cpu: bool) -> Sequenc
         argv += ["--enable-lora", "--max-lora-rank", str(rank), "--lora-target-modules", "all"]
         argv += ["--max-loras-per-batch", str(places + 1)]
         argv += ["--lora-backend", "torch_native"] if cpu else []
-    if options.sleep:
+    if options.sleep and not cpu:  # there `inside.sleeping` frees memory
         argv.append("--enable-memory-saver")
     if options.tool_parser:
         argv += ["--tool-call-parser", options.tool_parser]

@@ -42,6 +42,6 @@ class SGLangConfig(ServedOptions):
     trace_experts: bool = False
     """Record which experts computed each token, for a trainer that replays them; models with experts only."""
     sleep: bool = False
-    """Let the engine give its device memory back between steps; CUDA only."""
+    """Let the engine give its memory back between steps, as a run with `placement: shared` has it do."""
     tool_parser: str = ""
     """SGLang's parser of tool calls for the model, for example qwen25, llama3, mistral. "" parses none."""

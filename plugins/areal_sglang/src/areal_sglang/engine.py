@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from areal_core.contract.abilities import asked_of
-from areal_core.contract.errors import CapabilityError, GenerationFailed
-from areal_core.contract.inference import IMAGES, Generation, GenerationRequest, PauseMode
+from areal_core.contract.errors import CapabilityError
+from areal_core.contract.inference import IMAGES, Generation, GenerationRequest
 from areal_core.contract.optional import ToolCall, ToolParse
 from areal_serving.adapter_routes import AdapterRoutes
 from areal_serving.adapters import ServedAdapter
 from areal_serving.adapting import Adapting
-from areal_serving.engine import ServedEngine
 from areal_serving.http import Api
 from areal_serving.images import check_images
 from areal_serving.policy_adapter import PolicyRoutes
-from areal_serving.refusals import refuse_sleep, refuse_tool_calls
+from areal_serving.refusals import refuse_tool_calls
 from areal_serving.requests import refuse_extras
 from areal_serving.scoring import scores
+from areal_serving.sleeping import SleepingEngine
 from areal_sglang.adapter import completed
 from areal_sglang.config import SGLangConfig
 from areal_sglang.dialect import SGLangDialect
@@ -35,7 +35,6 @@ from areal_sglang.payloads import score_body, scores_of, server_name
 from areal_sglang.profiler import SGLangProfiler
 
 _MEMORY_TIMEOUT_S = 300.0
-_ON_CUDA = "on the CPU SGLang answers, and frees nothing"
 _ADAPTERS = AdapterRoutes(
     engine="SGLang",
     load_path="/load_lora_adapter",
@@ -45,7 +44,7 @@ _ADAPTERS = AdapterRoutes(
 )
 
 
-class SGLangEngine(ServedEngine):
+class SGLangEngine(SleepingEngine):
     """One replica over one SGLang server.
 
     Example: engine = SGLangEngine(SGLangConfig()); await engine.start(InferenceSpec(model_path="/models/m"))
@@ -57,7 +56,7 @@ class SGLangEngine(ServedEngine):
         policy = PolicyRoutes(load=self._load_adapter, unload=_ADAPTERS.unload, stamp=dialect.stamp)
         super().__init__(dialect, self._config, direct=direct, policy=policy, profiler=profiler)
         self._adapting = Adapting(self._config.max_adapters, load=self._load_adapter, unload=_ADAPTERS.unload)
-        self._asleep = False
+        self.can_sleep = self._config.sleep
         self._numbers = itertools.count(1)
 
     def refuse(self, request: GenerationRequest) -> None:
@@ -74,8 +73,9 @@ class SGLangEngine(ServedEngine):
         check_images(request, self.running.model.image_token)
 
     async def revived(self, api: Api) -> None:
-        """Load the adapters into a server that was started again."""
+        """Load the adapters into a server that was started again, and have it sleep if the one before did."""
         await self._adapting.revive(api)
+        await super().revived(api)
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Generate for one prompt; with an adapter, stamped with the adapter's version.
@@ -109,38 +109,13 @@ class SGLangEngine(ServedEngine):
         """Drop every version of an adapter. Idempotent."""
         await self._adapting.unload(self.running, name)
 
-    async def sleep(self) -> None:
-        """Free weights and cache. Only when paused with nothing in flight: SGLang ends if anything runs. Idempotent.
+    async def put_to_sleep(self, api: Api) -> None:
+        """Have SGLang free weights and cache, on the CPU as `inside.sleeping` does; it ends if anything runs."""
+        await api.post("/release_memory_occupation", {"tags": None}, timeout_s=_MEMORY_TIMEOUT_S)
 
-        Raises:
-            CapabilityError: `rollout.options.sleep` is off.
-            GenerationFailed: requests are in flight, or the engine is not paused.
-        """
-        running = self.running
-        refuse_sleep(self._config.sleep, _ON_CUDA)
-        if self._asleep:
-            return
-        if running.state.paused is not PauseMode.ABORT or running.calls.num_running:
-            raise GenerationFailed(
-                "the server cannot give its memory back while requests are in flight",
-                why=f"paused: {running.state.paused}; in flight: {running.calls.num_running}",
-                fix="pause with mode abort first",
-            )
-        await running.server.asked(
-            lambda api: api.post("/release_memory_occupation", {"tags": None}, timeout_s=_MEMORY_TIMEOUT_S)
-        )
-        self._asleep = True
-
-    async def wake(self) -> None:
-        """Take the memory again; weights must be received before generating. Idempotent."""
-        running = self.running
-        refuse_sleep(self._config.sleep, _ON_CUDA)
-        if not self._asleep:
-            return
-        await running.server.asked(
-            lambda api: api.post("/resume_memory_occupation", {"tags": None}, timeout_s=_MEMORY_TIMEOUT_S)
-        )
-        self._asleep = False
+    async def wake_up(self, api: Api) -> None:
+        """Have SGLang take the memory again."""
+        await api.post("/resume_memory_occupation", {"tags": None}, timeout_s=_MEMORY_TIMEOUT_S)
 
     async def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolParse:
         """Read one whole output with the parser `rollout.options.tool_parser` names. Any: JSON.

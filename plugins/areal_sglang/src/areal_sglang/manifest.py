@@ -39,10 +39,12 @@ MANIFEST = Manifest(
         "sampling.structured": full(),
         "deterministic": not_yet("log-probs depend on what else is in the batch"),
         "parallel.tensor": full(),
-        "replica.hosts": when("direct == false", "with direct the ranks fetch weights themselves, by an offer that only the leader has"),
+        "replica.hosts": when(
+            "direct == false", "with direct the ranks fetch weights themselves, by an offer that only the leader has"
+        ),
         "prefix_cache": full(),
         "scoring": full(),
-        "memory.sleep": when("device == cuda", "on the CPU SGLang answers, and frees nothing"),
+        "memory.sleep": when("sleep != false", "placement=shared sets the option; on CUDA it is unverified"),
         "lora.adapters": full(),
         "experts.trace": when("trace_experts == true", "the record costs memory per token of the cache"),
         "tools.parse": full(),

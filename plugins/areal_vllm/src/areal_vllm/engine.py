@@ -12,20 +12,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from areal_core.contract.device import CPU
-from areal_core.contract.errors import CapabilityError, GenerationFailed
-from areal_core.contract.inference import IMAGES, Generation, GenerationRequest, InferenceSpec, PauseMode
+from areal_core.contract.errors import CapabilityError
+from areal_core.contract.inference import IMAGES, Generation, GenerationRequest
 from areal_core.contract.optional import ToolCall, ToolParse
-from areal_core.contract.train import EngineInfo
 from areal_serving.adapter_routes import AdapterRoutes
 from areal_serving.adapting import Adapting
-from areal_serving.engine import ServedEngine
 from areal_serving.http import Api
 from areal_serving.images import check_images
 from areal_serving.policy_adapter import PolicyRoutes
-from areal_serving.refusals import refuse_sleep, refuse_tool_calls
+from areal_serving.refusals import refuse_tool_calls
 from areal_serving.requests import refuse_extras
 from areal_serving.scoring import scores
+from areal_serving.sleeping import SleepingEngine
 from areal_vllm.config import VLLMConfig
 from areal_vllm.dialect import GENERATE, VLLMDialect, rpc
 from areal_vllm.direct import VLLMDirect
@@ -41,7 +39,7 @@ _ADAPTERS = AdapterRoutes(
 )
 
 
-class VLLMEngine(ServedEngine):
+class VLLMEngine(SleepingEngine):
     """One replica over one vLLM server.
 
     Example: engine = VLLMEngine(VLLMConfig()); await engine.start(InferenceSpec(model_path="/models/m"))
@@ -54,9 +52,7 @@ class VLLMEngine(ServedEngine):
         super().__init__(dialect, self._config, direct=direct, policy=policy, profiler=profiler)
         self._adapting = Adapting(self._config.max_adapters, load=_ADAPTERS.load, unload=_ADAPTERS.unload)
         self._numbers = itertools.count(1)
-        self._on_cpu = self._asleep = False
-        self._empty = False
-        """Whether it slept, and no version was committed since."""
+        self.can_sleep = self._config.sleep
 
     def refuse(self, request: GenerationRequest) -> None:
         """Refuse extras nobody reads, and images that do not fit their placeholders."""
@@ -66,8 +62,7 @@ class VLLMEngine(ServedEngine):
     async def revived(self, api: Api) -> None:
         """Load the adapters into a server that was started again, and have it sleep if the one before did."""
         await self._adapting.revive(api)
-        if self._asleep:
-            await self._put_to_sleep(api)
+        await super().revived(api)
 
     async def generate(self, request: GenerationRequest) -> Generation:
         """Generate for one prompt; with an adapter, stamped with the adapter's version.
@@ -101,69 +96,19 @@ class VLLMEngine(ServedEngine):
         """Drop every version of an adapter. Idempotent."""
         await self._adapting.unload(self.running, name)
 
-    async def start(self, spec: InferenceSpec) -> EngineInfo:
-        """Start a server on the folder, or find the one that runs, as version 0."""
-        self._on_cpu = spec.device == CPU
-        return await super().start(spec)
-
-    async def sleep(self) -> None:
-        """Free weights and cache; what was frozen comes back as it is. Only when paused. Idempotent.
-
-        Raises:
-            CapabilityError: `rollout.options.sleep` is off.
-            GenerationFailed: the engine is not paused.
-        """
-        running = self.running
-        refuse_sleep(self._config.sleep)
-        if running.state.paused is None:
-            raise GenerationFailed("the server cannot sleep", why="it is not paused", fix="call pause first")
-        await self.pause(PauseMode.ABORT)
-        self._asleep = self._empty = True
-        await running.server.asked(self._put_to_sleep)
-
-    async def wake(self) -> None:
-        """Take the memory again; weights must be received before generating. Idempotent."""
-        running = self.running
-        refuse_sleep(self._config.sleep)
-        if self._asleep:
-            await running.server.asked(self._wake_up)
-        self._asleep = False
-
-    async def resume(self) -> None:
-        """Compute again.
-
-        Raises:
-            GenerationFailed: it slept, and was given no weights since.
-        """
-        self._expect_weights()
-        await super().resume()
-
-    async def commit_weights(self, version: int) -> None:
-        """Have the server load what is held, or serve what it took in place, between two tokens.
-
-        Raises:
-            WeightSyncError: another version, or none, is held; or servers fail to load it.
-        """
-        await super().commit_weights(version)
-        self._empty = False
-
-    async def _put_to_sleep(self, api: Api) -> None:
-        if self._on_cpu:
+    async def put_to_sleep(self, api: Api) -> None:
+        """Have vLLM free weights and cache; on the CPU it would free nothing, and its workers are asked."""
+        if self.on_cpu:
             await rpc(api, "areal_sleep")
         else:
             await api.post("/sleep", params={"level": "2"})
 
-    async def _wake_up(self, api: Api) -> None:
-        if self._on_cpu:
+    async def wake_up(self, api: Api) -> None:
+        """Have vLLM take the memory again."""
+        if self.on_cpu:
             await rpc(api, "areal_wake")
         else:
             await api.post("/wake_up")
-
-    def _expect_weights(self) -> None:
-        if self._empty:
-            raise GenerationFailed(
-                "the server has no weights", why="it slept", fix="call wake, receive_weights and commit_weights first"
-            )
 
     async def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolParse:
         """Read one whole output with the parser `rollout.options.tool_parser` names. Any: JSON.

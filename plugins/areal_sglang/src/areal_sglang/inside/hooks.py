@@ -52,6 +52,7 @@ def _hooks() -> Mapping[str, Callable[..., Any]]:  # Any: SGLang's own
         refusals,
         sampler,
         scoring,
+        sleeping,
         stamps,
         weights,
     )
@@ -77,6 +78,8 @@ def _hooks() -> Mapping[str, Callable[..., Any]]:  # Any: SGLang's own
         f"{_MANAGERS}.scheduler_components.output_streamer.SchedulerOutputStreamer.stream_output": counts.returned,
         f"{_MANAGERS}.scheduler_components.load_inquirer.SchedulerLoadInquirer.get_loads": counts.told,
         f"{_WEIGHTS}.check_weights": weights.asked,
+        f"{_WEIGHTS}.release_memory_occupation": sleeping.released,
+        f"{_WEIGHTS}.resume_memory_occupation": sleeping.resumed,
         f"{_WEIGHTS}.update_weights_from_tensor": refusals.weights,
         f"{_MANAGERS}.tp_worker.BaseTpWorker.load_lora_adapter_from_tensors": refusals.adapter,
         f"{_MANAGERS}.tokenizer_manager.SignalHandler.sigterm_handler": leftovers.at_once,
