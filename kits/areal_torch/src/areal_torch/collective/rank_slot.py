@@ -59,7 +59,7 @@ class SlotSource(Protocol):
         """
 
     def wait_finished(self) -> None:
-        """Return once the sender has sent everything, after the engine's workers took it; before the receipt.
+        """Tell that the engine's workers took everything; return once every receiver has. Before the receipt.
 
         Raises:
             WeightSyncError: the transfer was given up; what the workers took is void.
