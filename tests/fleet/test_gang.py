@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from areal_core.contract.errors import FingerprintMismatch, GenerationFailed, ModelError, RemoteError, WorkerDied
+from areal_core.contract.errors import (
+    FingerprintMismatch,
+    GenerationFailed,
+    ModelError,
+    RemoteError,
+    WorkerDied,
+    WorkerError,
+    WorkerTimeout,
+)
 from areal_core.contract.inference import EngineStatus, InferenceSpec
 from areal_core.contract.weights import Offer, Receipt
 from areal_core.fleet.gang import Gang, as_one, parts_of
@@ -186,6 +194,24 @@ def test_a_request_that_failed_tells_whether_a_part_is_lost(status: Any, raised:
 
     with pytest.raises(raised):
         asyncio.run(one.call("generate", "x", timeout_s=1.0))
+
+
+@pytest.mark.parametrize(
+    ("leader", "other", "named"),
+    [
+        (GenerationFailed("part 1 is lost"), WorkerDied("worker rollout/1 was killed"), "worker rollout/1 was killed"),
+        (GenerationFailed("part 1 is lost"), GenerationFailed("my server ended"), "rollout/1 lost its part"),
+        (GenerationFailed("part 1 is lost"), WorkerTimeout("rollout/1 is silent"), "rollout/0 lost its part"),
+        (WorkerTimeout("rollout/0 is slow"), STATUS, "rollout/0 is slow"),
+    ],
+)
+def test_the_error_names_the_part_that_is_lost(leader: Any, other: Any, named: str) -> None:
+    """Whoever died, else who says so of itself, else whom the leader misses; one that is merely slow is not lost."""
+    one = gang({"status": leader}, {"status": other})
+
+    with pytest.raises(WorkerError, match=named) as caught:
+        asyncio.run(one.call("status", timeout_s=1.0))
+    assert isinstance(caught.value, WorkerTimeout) is named.endswith("slow")
 
 
 @pytest.mark.parametrize("lost", [0, 1])

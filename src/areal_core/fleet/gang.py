@@ -15,7 +15,7 @@ import attrs
 
 from areal_core.contract.clock import Clock, SystemClock
 from areal_core.contract.errors import GenerationFailed, WeightSyncError, WorkerDied
-from areal_core.contract.inference import EngineStatus, InferenceSpec, ReplicaPart
+from areal_core.contract.inference import InferenceSpec, ReplicaPart
 from areal_core.contract.scheduler import Worker
 from areal_core.contract.train import EngineInfo
 from areal_core.contract.weights import Receipt
@@ -96,21 +96,31 @@ class Gang:
             await self._clock.sleep(LOOK_S)
             for part, start in zip(others, starts, strict=True):
                 if start.done():
-                    await self._status(part, _LOOK_TIMEOUT_S)
+                    await self._look_at(part)
 
-    async def _statuses(self, timeout_s: float) -> list[EngineStatus]:
-        return await gather_or_cancel([self._status(part, timeout_s) for part in self.parts])
-
-    async def _status(self, part: Worker, timeout_s: float) -> EngineStatus:
+    async def _look_at(self, part: Worker) -> None:
         try:
-            status: EngineStatus = await part.call("status", timeout_s=timeout_s)
-            return status
+            await part.call("status", timeout_s=_LOOK_TIMEOUT_S)
         except GenerationFailed as error:
-            raise WorkerDied(
-                f"{part.id} lost its part of replica {self.id}, which is on {len(self.parts)} hosts",
-                why="\n".join(line for line in (error.what, error.why) if line),
-                fix="read its log",
-            ) from error
+            raise self._lost(part, error) from error
+
+    async def _statuses(self, timeout_s: float) -> list[Any]:
+        """Return the status of every part, or raise who is lost, the leader last. Any: `EngineStatus`."""
+        calls = [part.call("status", timeout_s=timeout_s) for part in self.parts]
+        answers = list(zip(self.parts, await asyncio.gather(*calls, return_exceptions=True), strict=True))
+        errors = [error for _, error in answers if isinstance(error, BaseException)]
+        died = [error for error in errors if isinstance(error, WorkerDied)]
+        lost = [self._lost(part, error) for part, error in reversed(answers) if isinstance(error, GenerationFailed)]
+        for error in (*died, *lost, *errors):
+            raise error
+        return [status for _, status in answers]
+
+    def _lost(self, part: Worker, error: GenerationFailed) -> WorkerDied:
+        return WorkerDied(
+            f"{part.id} lost its part of replica {self.id}, which is on {len(self.parts)} hosts",
+            why="\n".join(line for line in (error.what, error.why) if line),
+            fix="read its log",
+        )
 
 
 def parts_of(worker: Worker) -> tuple[Worker, ...]:
