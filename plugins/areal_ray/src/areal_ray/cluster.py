@@ -14,6 +14,7 @@ import contextlib
 import logging
 import os
 import secrets
+import socket
 import threading
 from collections.abc import Iterator
 
@@ -27,6 +28,7 @@ from areal_core.plugins.registry import default_registry
 from areal_local.scheduler.private_folder import PrivateFolder, private_roots
 
 LOCAL = "local"
+_KNOCK_S = 5.0
 _MAX_ROOT = 24
 """Letters of a path that Ray's sockets still fit below."""
 _STORE_BYTES = 1 << 30
@@ -63,10 +65,33 @@ async def join(address: str, timeout_s: float) -> Cluster:
         ResourceError: nobody answers there within the time, or Ray cannot be started.
         ConfigError: this process is linked to another cluster.
     """
+    loop = asyncio.get_running_loop()
+    joined: asyncio.Future[Cluster] = loop.create_future()
+
+    def work() -> None:
+        try:
+            found = _LINK.join(address)
+        except BaseException as error:
+            loop.call_soon_threadsafe(_settle, joined, None, error)
+        else:
+            loop.call_soon_threadsafe(_settle, joined, found, None)
+
+    # Ray may try for minutes; a daemon does not hold up the end of the process.
+    threading.Thread(target=work, name="areal-ray-join", daemon=True).start()
     try:
-        return await asyncio.wait_for(asyncio.to_thread(_LINK.join, address), timeout_s)
+        return await asyncio.wait_for(joined, timeout_s)
     except TimeoutError:
         raise _unreachable(address, f"no answer within {timeout_s:g} s") from None
+
+
+def _settle(joined: asyncio.Future[Cluster], found: Cluster | None, error: BaseException | None) -> None:
+    if joined.done():
+        if found is not None:
+            found.leave()  # nobody waits for it any more
+    elif found is not None:
+        joined.set_result(found)
+    elif error is not None:
+        joined.set_exception(error)
 
 
 class _Link:
@@ -108,6 +133,7 @@ class _Link:
             return str(ray.get_runtime_context().gcs_address)
         address = address or os.environ.get("RAY_ADDRESS", "") or "auto"
         if address != LOCAL:
+            _knock(address)
             try:
                 _initialize(address=address)
             except ConnectionError as error:
@@ -177,6 +203,28 @@ def _on_loopback() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+def _knock(address: str) -> None:
+    """Refuse an address where nobody listens: Ray itself would try for minutes.
+
+    Raises:
+        ConfigError: it is no address of a cluster.
+        ResourceError: nobody listens there.
+    """
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or "://" in address:
+        raise ConfigError(
+            f"scheduler.options.address={address!r} is no address of a Ray cluster",
+            why="it is HOST:PORT, the address that `ray start --address` takes; `auto`, `local`, or empty",
+            fix="for example scheduler.options.address=10.0.0.1:6379",
+        )
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _KNOCK_S).close()
+    except (OSError, OverflowError) as error:
+        raise _unreachable(address, str(error)) from error
 
 
 def _unreachable(address: str, why: str) -> ResourceError:

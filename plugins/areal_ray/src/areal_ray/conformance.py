@@ -21,6 +21,10 @@ _ADDRESS = "RAY_ADDRESS"
 _MACHINES = 3
 
 
+if _ADDRESS not in os.environ:  # before anybody imports Ray, which reads them once
+    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+
+
 def _built(case: Case) -> Any:  # Any: a scheduler
     if _ADDRESS not in os.environ:
         _start_machines()
@@ -30,7 +34,6 @@ def _built(case: Case) -> Any:  # Any: a scheduler
 
 def _start_machines() -> None:
     """Start a cluster that is no descendant of this process, which counts those, and ends with it."""
-    os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
     command = ["setsid", "--fork", sys.executable, "-m", "areal_ray.testing.machines", str(_MACHINES)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None and process.stdout is not None

@@ -1,7 +1,8 @@
 """Workers on the machines of a Ray cluster: all of a job or none, no device twice, nothing left behind.
 
-Knows: gangs, placement groups, who shares devices with whom, and which worker died or fell silent.
-Does not know: what workers compute, how their processes start (`relay`), or what the run does when one is lost.
+Knows: gangs, placement groups, and which worker died or fell silent.
+Does not know: who shares devices with whom (`gang`), what workers compute, how their processes start (`relay`), or
+what the run does when one is lost.
 """
 
 from __future__ import annotations
@@ -14,14 +15,12 @@ from functools import partial
 from pathlib import Path
 
 import ray
-from attrs import define, field
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from areal_core.contract.clock import Clock, SystemClock
-from areal_core.contract.device import CPU
 from areal_core.contract.errors import ConfigError, ResourceError, StorageError, WorkerTimeout
-from areal_core.contract.scheduler import Job, Share, Worker, WorkerStatus
+from areal_core.contract.scheduler import Job, Worker, WorkerStatus
 from areal_core.plugins.claims import refuse_unclaimed
 from areal_core.plugins.devices import device_named
 from areal_core.plugins.registry import default_registry
@@ -29,6 +28,7 @@ from areal_local.scheduler.process import log_tail
 from areal_local.scheduler.stalls import StallWatch
 from areal_ray.cluster import Cluster, join
 from areal_ray.config import RayConfig
+from areal_ray.gang import Gang, machines_beside, shared_devices
 from areal_ray.manifest import RAY
 from areal_ray.placement import NODE_LABEL, Machine, Wish, described, machines_of, shortage, wish, wish_of_guests
 from areal_ray.ray_worker import RayWorker
@@ -42,17 +42,6 @@ _JOIN_S = 60.0
 _LOOPBACK = "127.0.0.1"
 
 logger = logging.getLogger(__name__)
-
-
-@define
-class _Gang:
-    """The workers of one job, and what Ray keeps for them."""
-
-    job: Job
-    group: PlacementGroup | None = None
-    workers: list[RayWorker] = field(factory=list)
-    shared: list[tuple[str, tuple[str, ...]]] = field(factory=list)
-    """Of each worker that owns no devices but shares some: their machine and their ids."""
 
 
 class RayScheduler:
@@ -73,7 +62,7 @@ class RayScheduler:
         """
         self.config = config or RayConfig()
         self._clock = clock or SystemClock()
-        self._gangs: dict[str, _Gang] = {}
+        self._gangs: dict[str, Gang] = {}
         self._cluster: Cluster | None = None
         self._joining = asyncio.Lock()
         self._stalls = StallWatch(self.config, self._running)
@@ -83,7 +72,7 @@ class RayScheduler:
     async def submit(self, job: Job) -> Sequence[Worker]:
         """Start every worker of a job, or none; see `contract.Scheduler.submit`."""
         self._check(job)
-        gang = self._gangs[job.role] = _Gang(job)
+        gang = self._gangs[job.role] = Gang(job)
         try:
             async with self._joining:
                 cluster = self._cluster = self._cluster or await join(self.config.address, _JOIN_S)
@@ -148,15 +137,15 @@ class RayScheduler:
                 fix=f"submit {beside!r} first",
             )
 
-    async def _place(self, gang: _Gang, cluster: Cluster) -> None:
+    async def _place(self, gang: Gang, cluster: Cluster) -> None:
         """Have Ray keep room for the gang, and make its workers' relays there."""
         job, machines = gang.job, await _machines()
-        gang.shared = self._shared(job)
+        gang.shared = shared_devices(job, self._gangs)
         if gang.shared:
             wanted = wish_of_guests(job, [node for node, _ in gang.shared], count_cpus=not cluster.own)
         else:
             device = device_named(default_registry(), job.device)
-            wanted = wish(job, device, machines, self._beside(job), count_cpus=not cluster.own)
+            wanted = wish(job, device, machines, machines_beside(job, self._gangs), count_cpus=not cluster.own)
         gang.group = await self._room(job, wanted, machines)
         nodes = placement_group_table(gang.group)["bundles_to_node_id"]
         bundles = wanted.bundle_of or sorted(range(job.num_workers), key=lambda bundle: (nodes[bundle], bundle))
@@ -193,7 +182,7 @@ class RayScheduler:
             raise
         return group
 
-    async def _begin(self, gang: _Gang) -> None:
+    async def _begin(self, gang: Gang) -> None:
         shared = [devices for _, devices in gang.shared] or [()] * len(gang.workers)
         variables = carried(os.environ)
         tasks = [
@@ -230,47 +219,6 @@ class RayScheduler:
         except OSError as exc:
             raise StorageError(f"the log folder {folder} cannot be made", why=str(exc)) from exc
         return folder
-
-    def _beside(self, job: Job) -> list[str]:
-        """Return the ids of the machines a job has to share with another role; none for any."""
-        if job.together_with is None:
-            return []
-        return list(dict.fromkeys(worker.node for worker in self._gangs[job.together_with.role].workers))
-
-    def _shared(self, job: Job) -> list[tuple[str, tuple[str, ...]]]:
-        """Return, for each worker that shares devices of another role, their machine and ids; nothing if none does.
-
-        Raises:
-            ResourceError: too few of them are without a guest.
-        """
-        beside = job.together_with
-        if beside is None or beside.share is Share.HOST or job.device == CPU:
-            return []
-        owner = self._gangs[beside.role]
-        if owner.job.device != job.device:
-            raise ResourceError(
-                f"role {job.role!r} cannot share the devices of {beside.role!r}",
-                why=f"it runs on {job.device}, the other on {owner.job.device}",
-            )
-        guests = {
-            (worker.node, device)
-            for gang in self._gangs.values()
-            if gang.job is not job and gang.job.together_with == beside
-            for worker in gang.workers
-            for device in worker.devices
-        }
-        free = [(each.node, device) for each in owner.workers for device in each.devices]
-        free = [pair for pair in free if pair not in guests]
-        each = job.devices_per_worker
-        parts = [free[start : start + each] for start in range(0, job.num_workers * each, each)]
-        if any(len(part) < each or len({node for node, _ in part}) > 1 for part in parts):
-            raise ResourceError(
-                f"role {job.role!r} wants {job.num_workers} x {each} devices of {beside.role!r}, "
-                f"each lot of one machine; free are {len(free)} on {len({node for node, _ in free})} machines",
-                why="a device has one guest at most",
-                fix="use fewer ranks or replicas, or share the host only",
-            )
-        return [(part[0][0], tuple(device for _, device in part)) for part in parts]
 
     def _running(self) -> list[RayWorker]:
         return [worker for gang in self._gangs.values() for worker in gang.workers if worker.running]
