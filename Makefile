@@ -19,7 +19,7 @@ PIN := $(if $(LOCK),--constraint $(LOCK))
 ENV_TESTS := plugins/areal_environments/tests
 MANIFESTS := pyproject.toml $(wildcard kits/*/pyproject.toml plugins/*/pyproject.toml) conformance/pyproject.toml conformance/proof/pyproject.toml
 
-.PHONY: quickstart test test-slow test-long test-hostile test-browser test-vllm test-sglang test-environments test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench wheels lock conformance conformance-quick clean
+.PHONY: quickstart test test-slow test-long test-hostile test-cluster test-browser test-vllm test-sglang test-environments test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench wheels lock conformance conformance-quick clean
 .DEFAULT_GOAL := quickstart
 
 $(BASE): $(MANIFESTS)
@@ -39,13 +39,16 @@ test: $(DEV) ## everything that takes less than half a minute
 	$(PYTEST) -m "not slow and not hostile and not gpu and not browser and not vllm and not sglang and not ascend and not environments" $(ARGS)
 
 test-slow: $(DEV) ## whole runs, kills, three seeds
-	$(PYTEST) -m "slow and not long and not gpu and not browser and not vllm and not sglang and not ascend and not environments" $(ARGS)
+	$(PYTEST) -m "slow and not long and not cluster and not gpu and not browser and not vllm and not sglang and not ascend and not environments" $(ARGS)
 
 test-long: $(DEV) ## a pretrained model of 135 million parameters learns on the CPU: ten minutes on two cores
 	$(BIN)/python -m pytest -m long $(ARGS)
 
 test-hostile: $(DEV) ## every way to spoil a model folder, and 500 run files changed at random: a quarter of an hour
 	$(PYTEST) -m hostile $(ARGS)
+
+test-cluster: $(DEV) ## runs on clusters of several hosts: Ray over network namespaces, a real Slurm (apt install slurmctld slurmd slurm-client munge); needs root
+	$(BIN)/python -m pytest -m cluster tests/end_to_end plugins/areal_ray/tests $(ARGS)
 
 test-browser: $(DEV) ## the pages of `areal view` in a real browser; needs chromium (apt install chromium), CHROMIUM=PATH names another one
 	$(BIN)/python -m pytest -m browser plugins/areal_view/tests $(ARGS)

@@ -62,6 +62,7 @@ def test_a_run_starts_a_ray_of_its_own_and_leaves_nothing(tmp_path: Path, model:
     own.rmdir()
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("lost", ["actor", "rollout"])
 def test_a_machine_is_lost_and_every_prompt_is_trained_once(
     tmp_path: Path, model: Path, hosts: RayHosts, lost: str
@@ -92,6 +93,7 @@ def _machine(hosts: RayHosts, folder: Path, role: str) -> int:
     return hosts.of(int(pid))
 
 
+@pytest.mark.cluster
 def test_a_job_is_handed_to_a_cluster_and_outlives_its_controller(tmp_path: Path, model: Path) -> None:
     """`areal job submit` follows it to its end; the controller is killed on the way, and the run goes on by itself."""
     folder = tmp_path / "run"
