@@ -32,6 +32,8 @@ from tests.benches.network import Network, Unavailable, ip
 
 _TUNSETIFF, _TAP, _NO_PACKET_INFO = 0x400454CA, 0x0002, 0x1000
 _FRAME = 65536
+_QUEUE = "20000"
+"""Frames a host may have on its way to this process, which is busy at times: what is lost shall be lost on purpose."""
 _AT_ONCE = 32
 """Frames taken from one port before the next one has its turn."""
 Link = tuple[int, int]
@@ -56,8 +58,9 @@ class FaultySwitch:
         try:
             self._hear()
             for host, name in enumerate(self._network.names):
-                ip("-n", self._network.switch, "link", "set", f"wire{host}", "netns", name)
-                self._network.address(host, f"wire{host}")
+                wire = f"wire{host}"
+                ip("-n", self._network.switch, "link", "set", wire, "txqueuelen", _QUEUE, "netns", name)
+                self._network.address(host, wire)
         except BaseException:
             self._process.kill()
             raise

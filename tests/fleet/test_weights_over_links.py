@@ -27,8 +27,8 @@ TRAINER, FIRST = 1, 2
 """The trainer's host, and the first replica's."""
 FAREWELL_S = 2.0
 """How long who failed waits for what the others say."""
-MIDDLE = 3_000_000
-"""Bytes of 8 MiB after which a link is cut."""
+MIDDLE = 1_500_000
+"""Bytes of 4 MiB after which a link is cut."""
 
 
 class Part:

@@ -1,7 +1,7 @@
 """A fleet on simulated hosts, each part a process of its own, told of addresses.
 
     controller OWN TRAINER REPLICA..    updates the fleet
-    trainer OWN                         sends 8 MiB whose every number is the version
+    trainer OWN                         sends 4 MiB whose every number is the version
     replica OWN                         stages, commits and serves them
 
 Calls go over TCP, so whatever happens to a link happens to them as well.
@@ -36,11 +36,11 @@ from areal_local.transports.config import CollectiveConfig
 PORT = 7000
 WAIT_S = 4.0
 """How long an end of the transport waits for another."""
-CALL_S = 12.0
+CALL_S = 15.0
 """How long a call to a worker may take."""
 ASK_S = 2.0
-TENSORS = {f"layers.{number}": torch.zeros(512, 512) for number in range(8)}
-"""8 MiB."""
+TENSORS = {f"layers.{number}": torch.zeros(512, 512) for number in range(4)}
+"""4 MiB."""
 
 
 class Trainer(SendingWorker):

@@ -168,7 +168,8 @@ class Rendezvous:
     def check_open(self) -> None:
         """Check that the offer was not released."""
         with self._errors("ask the controller"):
-            found = int(self._store.get("open")) if self._store.check(["open"]) else _RELEASED
+            # One way there and back; where nothing stands any more it was released long ago.
+            found = int(self._store.compare_set("open", "", str(_RELEASED)))
         if found != self._version:
             raise WeightSyncError(
                 f"version {self._version} cannot be streamed",
