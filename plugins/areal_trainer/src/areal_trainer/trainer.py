@@ -149,7 +149,8 @@ class Trainer:
             plan, registry = _planned(self._load(Path(scratch)))
             preview = extension("preview")
             first = preview(plan, registry) if preview else ""
-        return Planned(evolve(plan, config=evolve(self.config, model=plan.config.model)), first)
+        rollout = evolve(self.config.rollout, max_staleness=plan.config.rollout.max_staleness)
+        return Planned(evolve(plan, config=evolve(self.config, model=plan.config.model, rollout=rollout)), first)
 
     def train(self, *, resume: bool = False, archive: bool = False, quiet: bool = False) -> Result:
         """Run to the last step. A Ctrl-C, or an interrupt of the kernel, ends the run after its step and saves it.
