@@ -22,6 +22,7 @@ SCRIPTS = (
     "resume",
     "episode_store",
     "reader_memory",
+    "shared_devices",
     "generation",
     "algorithms",
     "kinds",
