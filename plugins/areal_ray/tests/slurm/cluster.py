@@ -46,7 +46,7 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 MpiDefault=none
 GresTypes=gpu
-KillWait=20
+KillWait=5
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 RealMemory=4000 Gres=gpu:1
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4 RealMemory=4000 Gres=gpu:1
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP

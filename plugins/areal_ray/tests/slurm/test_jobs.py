@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -122,13 +122,17 @@ def summary(folder: Path) -> dict[str, Any]:
 
 def token_of(job: int) -> str:
     """Return the token of a job's Ray cluster, out of the memory of one of its processes."""
-    return next(token for process in processes_of(job) if (token := process.environ().get("RAY_AUTH_TOKEN")))
+    for process in processes_of(job):
+        with suppress(psutil.Error):
+            if token := process.environ().get("RAY_AUTH_TOKEN"):
+                return token
+    raise AssertionError("no process of the job has the token")
 
 
-def words_of_processes() -> list[str]:
-    """Return every word of every process's command line."""
+def words_of_processes(processes: Iterable[psutil.Process]) -> list[str]:
+    """Return every word of the processes' command lines."""
     words: list[str] = []
-    for process in psutil.process_iter():
+    for process in processes:
         with suppress(psutil.Error):
             words += process.cmdline()
     return words
@@ -143,7 +147,7 @@ def test_a_run_whose_job_is_put_back_goes_on_by_itself_to_its_end(site: Site) ->
     words = ("--nodes", "2", "--cpus-per-node", "1", "--requeue", "steps=12", "checkpoint.every_steps=3")
     job = site.submitted(out, *words)
     site.until_step(out, 2)
-    token, seen = token_of(job), words_of_processes()
+    token, seen = token_of(job), words_of_processes(psutil.process_iter())
     site.slurm.ask("scancel", "--signal=USR1", "--batch", str(job))  # as Slurm does before the time limit
     site.run_again(job)
     site.until(lambda: "the run goes on" in site.log(out, job), "the run once more")
@@ -192,7 +196,7 @@ def test_a_node_that_does_not_see_the_run_folder_says_so(site: Site) -> None:
 def test_a_cancelled_job_leaves_no_process(site: Site) -> None:
     """`scancel` in the middle of a run ends the controller, Ray and every worker, and no requeue follows."""
     job = site.submitted("cancelled", "--nodes", "1", "--cpus-per-node", "4", "--requeue", "steps=5000")
-    site.until((site.folder / "cancelled" / "events.jsonl").exists, "the run's beginning")
+    site.until(lambda: "train" in words_of_processes(processes_of(job)), "the controller")
     there = processes_of(job)
 
     site.slurm.ask("scancel", str(job))

@@ -165,7 +165,8 @@ if (( requeue && (status == 130 || status == 143) )) && [[ $state == RUNNING ]];
         say "the run made no step in all its time, so it is not put back into the queue; give it more: --time"
     else
         say "the run was stopped and goes back to the queue"
-        scontrol requeue "$SLURM_JOB_ID" && sleep 60
+        trap exit TERM # Slurm ends this script to run it again
+        scontrol requeue "$SLURM_JOB_ID" && { sleep 60 & wait $!; }
     fi
 fi
 exit "$status"
