@@ -205,3 +205,5 @@ def test_a_cancelled_job_leaves_no_process(site: Site) -> None:
     assert site.until_ended(job) == "CANCELLED"
     site.until(lambda: not processes_of(job), "an end of its processes")
     assert not [process for process in there if process.is_running() and process.status() != psutil.STATUS_ZOMBIE]
+    for folder in Path("/tmp").glob(f"areal-{job}-*"):  # whom Slurm kills does not tidy up
+        shutil.rmtree(folder)
