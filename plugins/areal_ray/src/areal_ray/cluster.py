@@ -16,6 +16,7 @@ import os
 import secrets
 import socket
 import threading
+from collections import Counter
 from collections.abc import Iterator
 
 import ray
@@ -164,6 +165,7 @@ class _Link:
 
 
 def _initialize(**options: object) -> None:
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # or SIGTERM aborts a run that saves its state
     notices = logging.getLogger("ray")
     level = notices.level
     notices.setLevel(logging.ERROR)  # it tells that it runs in a thread, and that it asks for tokens
@@ -175,7 +177,9 @@ def _initialize(**options: object) -> None:
 
 def _devices() -> dict[str, object]:
     """Return how many of each accelerator this machine gives out, by Ray's names; its own guesses know fewer kinds."""
-    counts = {device.resource: len(device.visible(os.environ)) for device in accelerators(default_registry())}
+    counts: Counter[str] = Counter()
+    for device in accelerators(default_registry()):
+        counts[device.resource] += len(device.visible(os.environ))  # makers share names: a GPU may be anybody's
     gpus = counts.pop("GPU", 0)
     return {"num_gpus": gpus, "resources": {name: count for name, count in counts.items() if name and count}}
 

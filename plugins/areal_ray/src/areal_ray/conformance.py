@@ -26,9 +26,9 @@ if _ADDRESS not in os.environ:  # before anybody imports Ray, which reads them o
 
 
 def _built(case: Case) -> Any:  # Any: a scheduler
-    if _ADDRESS not in os.environ:
-        _start_machines()
     named = any(name in os.environ for device in accelerators(default_registry()) for name in device.visible_variables)
+    if not named and _ADDRESS not in os.environ:
+        _start_machines()
     return case.make({**case.options, "address": "local" if named else ""})
 
 
