@@ -13,11 +13,15 @@ import asyncio
 import contextlib
 import logging
 import os
+import queue
 import secrets
 import socket
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
 
 import ray
 from ray._private import ray_constants
@@ -28,6 +32,7 @@ from areal_core.plugins.devices import accelerators
 from areal_core.plugins.registry import default_registry
 from areal_local.scheduler.private_folder import PrivateFolder, private_roots
 
+T = TypeVar("T")
 LOCAL = "local"
 _KNOCK_S = 5.0
 _MAX_ROOT = 24
@@ -52,11 +57,16 @@ class Cluster:
         self.address, self.own = address, own
         self._left = False
 
-    def leave(self) -> None:
-        """Give it up; the last one ends what was started. Blocks for a second or two. Idempotent."""
-        if not self._left:
-            self._left = True
-            _LINK.leave()
+    async def left(self) -> None:
+        """Give it up, and wait until the last one has ended what was started. Idempotent."""
+        await asyncio.wrap_future(self.leave())
+
+    def leave(self) -> Future[None]:
+        """Begin to give it up. Idempotent."""
+        if self._left:
+            return _KEEPER.ask(lambda: None)
+        self._left = True
+        return _KEEPER.ask(_LINK.leave)
 
 
 async def join(address: str, timeout_s: float) -> Cluster:
@@ -66,68 +76,79 @@ async def join(address: str, timeout_s: float) -> Cluster:
         ResourceError: nobody answers there within the time, or Ray cannot be started.
         ConfigError: this process is linked to another cluster.
     """
-    loop = asyncio.get_running_loop()
-    joined: asyncio.Future[Cluster] = loop.create_future()
-
-    def work() -> None:
-        try:
-            found = _LINK.join(address)
-        except BaseException as error:
-            loop.call_soon_threadsafe(_settle, joined, None, error)
-        else:
-            loop.call_soon_threadsafe(_settle, joined, found, None)
-
-    # Ray may try for minutes; a daemon does not hold up the end of the process.
-    threading.Thread(target=work, name="areal-ray-join", daemon=True).start()
+    asked = _KEEPER.ask(partial(_LINK.join, address))
     try:
-        return await asyncio.wait_for(joined, timeout_s)
+        return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(asked)), timeout_s)
     except TimeoutError:
+        asked.add_done_callback(_give_up)
         raise _unreachable(address, f"no answer within {timeout_s:g} s") from None
 
 
-def _settle(joined: asyncio.Future[Cluster], found: Cluster | None, error: BaseException | None) -> None:
-    if joined.done():
-        if found is not None:
-            found.leave()  # nobody waits for it any more
-    elif found is not None:
-        joined.set_result(found)
-    elif error is not None:
-        joined.set_exception(error)
+def _give_up(asked: Future[Cluster]) -> None:
+    if not asked.cancelled() and asked.exception() is None:
+        asked.result().leave()  # nobody waits for it any more
+
+
+class _Keeper:
+    """The thread that Ray is started in and ended in: processes that a thread started end with it.
+
+    A daemon: Ray may try to join a cluster for minutes, and that does not hold up the end of the process.
+    """
+
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def ask(self, work: Callable[[], T]) -> Future[T]:
+        """Have something done there, after what was asked before."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="areal-ray", daemon=True)
+            self._thread.start()
+        answer: Future[T] = Future()
+        self._asked.put((work, answer))
+        return answer
+
+    def _run(self) -> None:
+        while True:
+            work, answer = self._asked.get()
+            if not answer.set_running_or_notify_cancel():
+                continue
+            try:
+                answer.set_result(work())
+            except BaseException as error:
+                answer.set_exception(error)
 
 
 class _Link:
-    """What all schedulers of this process share."""
+    """What all schedulers of this process share. Used by the keeper alone."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._users = 0
         self._address = ""
         self._own_folder: PrivateFolder | None = None
         self._theirs = False  # made by the user before, and not ours to end
 
     def join(self, address: str) -> Cluster:
-        with self._lock:
-            if self._users and address not in ("", self._address, LOCAL if self._own_folder else ""):
-                raise ConfigError(
-                    f"this process cannot join the Ray cluster at {address!r}",
-                    why=f"it is linked to the one at {self._address!r}, and Ray allows one link",
-                    fix="use one cluster for all runs of a process",
-                )
-            if not self._users:
-                self._theirs = ray.is_initialized()
-                self._address = self._open(address)
-            self._users += 1
-            return Cluster(self._address, own=self._own_folder is not None)
+        if self._users and address not in ("", self._address, LOCAL if self._own_folder else ""):
+            raise ConfigError(
+                f"this process cannot join the Ray cluster at {address!r}",
+                why=f"it is linked to the one at {self._address!r}, and Ray allows one link",
+                fix="use one cluster for all runs of a process",
+            )
+        if not self._users:
+            self._theirs = ray.is_initialized()
+            self._address = self._open(address)
+        self._users += 1
+        return Cluster(self._address, own=self._own_folder is not None)
 
     def leave(self) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users or self._theirs:
-                return
-            ray.shutdown()
-            folder, self._own_folder = self._own_folder, None
-            if folder is not None:
-                folder.close()
+        self._users -= 1
+        if self._users or self._theirs:
+            return
+        ray.shutdown()
+        folder, self._own_folder = self._own_folder, None
+        if folder is not None:
+            folder.close()
 
     def _open(self, address: str) -> str:
         if self._theirs:
@@ -248,4 +269,4 @@ def _refused(address: str, error: Exception) -> ResourceError:
     )
 
 
-_LINK = _Link()
+_LINK, _KEEPER = _Link(), _Keeper()

@@ -6,7 +6,7 @@ Does not know: Ray's placement groups (`placement`), or how workers start.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from attrs import define, field
 from ray.util.placement_group import PlacementGroup
@@ -20,7 +20,7 @@ Lot = tuple[str, tuple[str, ...]]
 """Ray's id of a machine, and ids of devices there."""
 
 
-@define
+@define(eq=False)
 class Gang:
     """The workers of one job, and what Ray keeps for them."""
 
@@ -29,6 +29,17 @@ class Gang:
     workers: list[RayWorker] = field(factory=list)
     shared: list[Lot] = field(factory=list)
     """Of each worker that owns no devices but shares some, in rank order."""
+    lender: Gang | None = None
+    """Whose devices those are: what Ray keeps for it is kept for as long as this one needs them."""
+
+
+def no_more_needed(ended: Gang, living: Collection[Gang]) -> list[PlacementGroup]:
+    """Return what Ray need not keep any longer, after the end of a job: its own, unless it lends devices to another.
+
+    And that of the job it was lent devices by, if that one has ended before, and it was the last guest.
+    """
+    done = [each for each in (ended, ended.lender) if each is not None and each not in living]
+    return [each.group for each in done if each.group and not any(other.lender is each for other in living)]
 
 
 def machines_beside(job: Job, gangs: Mapping[str, Gang]) -> list[str]:

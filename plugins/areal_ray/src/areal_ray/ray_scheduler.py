@@ -28,7 +28,7 @@ from areal_local.scheduler.process import log_tail
 from areal_local.scheduler.stalls import StallWatch
 from areal_ray.cluster import Cluster, join
 from areal_ray.config import RayConfig
-from areal_ray.gang import Gang, machines_beside, shared_devices
+from areal_ray.gang import Gang, machines_beside, no_more_needed, shared_devices
 from areal_ray.manifest import RAY
 from areal_ray.placement import NODE_LABEL, Machine, Wish, described, machines_of, shortage, wish, wish_of_guests
 from areal_ray.ray_worker import RayWorker
@@ -101,11 +101,10 @@ class RayScheduler:
         if gang is None:
             return
         await asyncio.gather(*(worker.end(self.config.stop_timeout_s) for worker in gang.workers))
-        group, gang.group = gang.group, None
-        if group is not None:
-            await asyncio.to_thread(remove_placement_group, group)
         if self._gangs.get(role) is gang:
             del self._gangs[role]
+            for group in no_more_needed(gang, self._gangs.values()):
+                await asyncio.to_thread(remove_placement_group, group)
 
     async def close(self) -> None:
         """Cancel everything, and leave the cluster; one that was started for this run ends. Idempotent."""
@@ -118,7 +117,7 @@ class RayScheduler:
         finally:
             cluster, self._cluster = self._cluster, None
             if cluster is not None:
-                await asyncio.to_thread(cluster.leave)
+                await cluster.left()
 
     def _check(self, job: Job) -> None:
         refuse_unclaimed(job, self.manifest)
@@ -142,6 +141,8 @@ class RayScheduler:
         job, machines = gang.job, await _machines()
         gang.shared = shared_devices(job, self._gangs)
         if gang.shared:
+            assert job.together_with is not None
+            gang.lender = self._gangs[job.together_with.role]
             wanted = wish_of_guests(job, [node for node, _ in gang.shared], count_cpus=not cluster.own)
         else:
             device = device_named(default_registry(), job.device)

@@ -119,6 +119,7 @@ def test_a_folder_with_a_run_is_resumed_only_if_asked(model: str, tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_slurm_itself_judges_what_only_it_knows(model: str, tmp_path: Path, slurm: Slurm) -> None:
     """A partition that is not there is told with those that are; more nodes than it has, in its own words."""
@@ -136,6 +137,7 @@ def test_slurm_itself_judges_what_only_it_knows(model: str, tmp_path: Path, slur
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_a_run_folder_of_one_node_is_refused(
     model: str, tmp_path: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch

@@ -23,7 +23,7 @@ from areal_tasks.tiny import make_spell_model
 
 from .cluster import Slurm, running, why_not
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not())]
+pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.skipif(bool(why_not()), reason=why_not())]
 
 SPELL = Path(__file__).parents[4] / "examples" / "offline" / "spell.yaml"
 QUICK = ("evaluation.every_steps=0", "evaluation.before=false", "evaluation.data=null")
