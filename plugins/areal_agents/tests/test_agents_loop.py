@@ -82,8 +82,9 @@ def test_one_that_would_end_the_loop_ends_itself(run: Any, name: str) -> None:
     assert "the agent ended with" in first.what
 
 
-def test_who_holds_the_loop_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_who_holds_the_loop_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a warning while others wait, and in the error of who waited too long."""
+    monkeypatch.setattr("areal_agents.agents_loop._PONG_S", 0.05)  # who waits looks before its own time is over
     let_go, holds = threading.Event(), threading.Event()
 
     async def hold(*_: object) -> None:
@@ -96,7 +97,7 @@ def test_who_holds_the_loop_is_told(caplog: pytest.LogCaptureFixture) -> None:
         await asyncio.to_thread(holds.wait)
         try:
             with pytest.raises(EpisodeFailed) as raised:
-                await FunctionAgent(hold, threads=1, timeout_s=0.2, loop=loop)({}, "", "", "")
+                await FunctionAgent(hold, threads=1, timeout_s=1.0, loop=loop)({}, "", "", "")
         finally:
             let_go.set()
             await holding

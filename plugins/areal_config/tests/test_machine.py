@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -100,7 +101,9 @@ def test_turns_are_refused_where_one_of_them_does_not_fit(model: Path, device: s
     training, generating = (plan.role(name).memory_per_worker for name in ("actor", "rollout"))
 
     assert training > generating
-    assert f"training {training / 1024:.3g} KiB + activations" in describe_plan(plan)
+    told = re.search(r"training ([\d.]+) (KiB|MiB) \+ activations", describe_plan(plan))
+    assert told is not None
+    assert float(told[1]) * {"KiB": 2**10, "MiB": 2**20}[told[2]] == pytest.approx(training, rel=0.01)
     assert Machine(devices={}, memory={kind: training}).misfits(plan) == []
     with pytest.raises(ResourceError, match="the turn of training needs"):
         Machine(devices={}, memory={kind: training - 1}).misfits(plan)
