@@ -58,7 +58,7 @@ def test_a_run_starts_again_by_itself_when_its_trainer_is_killed(tmp_path: Path,
 
         assert code == 0, output
         assert "was killed by SIGKILL: starting again from its beginning, restart 1 of 2" in output
-        assert "starting again from step-000004, restart 2 of 2" in output
+        assert "starting again from step-000004 in 1 s, restart 2 of 2" in output
         assert [record["step"] for record in run.steps()] == list(range(1, 9))
         summary = run.summary()
         assert (summary["status"], summary["restarts"], summary["episodes_trained"]) == ("finished", 2, 8 * 128)
