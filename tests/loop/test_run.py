@@ -13,7 +13,8 @@ from areal_core.config.load import load_config
 from areal_core.config.plan import make_plan
 from areal_core.contract.errors import NoReplica
 from areal_core.contract.scheduler import WorkerState, WorkerStatus
-from areal_core.loop.run import BEGINNING, Run
+from areal_core.loop.checkpoint import BEGINNING
+from areal_core.loop.run import Run
 from areal_core.observe.events import EventLog
 from areal_core.observe.jsonl import read_lines
 from areal_core.plugins.registry import default_registry

@@ -213,6 +213,21 @@ class Checkpoints:
         self._tell(version, path)
 
 
+BEGINNING = Progress(version=0, tasks={"version": 0, "tasks": {"frontier": 0, "used": (), "attempts": {}}}, totals={})
+"""Where a run goes on that ended before it had written its own: what it had trained is taken back."""
+
+
+def progress_of(folder: RunFolder, checkpoint: Path | None) -> Progress:
+    """Return where a run goes on: at a checkpoint, or at its beginning with the rows it began with.
+
+    Raises:
+        CheckpointError: what is there cannot be read.
+    """
+    if checkpoint is None and not folder.beginning.exists():
+        return BEGINNING
+    return read_progress(checkpoint or folder.root)
+
+
 def read_progress(path: Path) -> Progress:
     """Read where a checkpoint stands.
 

@@ -29,7 +29,7 @@ from areal_core.fleet.elastic import ElasticFleet, tell_news
 from areal_core.fleet.meter import FleetMeter
 from areal_core.fleet.pool import InferencePool, PoolPolicy
 from areal_core.fleet.task_groups import gather_or_cancel, unless_set
-from areal_core.loop.checkpoint import Progress, read_progress, restore, save_beginning
+from areal_core.loop.checkpoint import Progress, progress_of, read_progress, restore, save_beginning
 from areal_core.loop.evaluator import Evaluator, HeldOut
 from areal_core.loop.launch import ReplicaLauncher, make_scheduler, start_train_group
 from areal_core.loop.learner import Learner, Learns
@@ -67,8 +67,6 @@ from areal_core.rollout.session import PoolSessions
 from areal_core.rollout.tasks import TaskSource
 from areal_core.worker.supervise import Supervisor
 
-BEGINNING = Progress(version=0, tasks={"version": 0, "tasks": {"frontier": 0, "used": (), "attempts": {}}}, totals={})
-"""Where a run goes on that ended before it had written its own: what it had trained is taken back."""
 Rows = Sequence[Mapping[str, Any]]  # Any: the data set decides what a row holds
 
 
@@ -128,7 +126,7 @@ class Run:
         with self._folder.held(resume=resume, archive=archive):
             checkpoint = self._folder.latest() if resume else start
             new = checkpoint is None and not resume
-            progress = Progress(version=0, tasks={}, totals={}) if new else self._progress(checkpoint)
+            progress = Progress(version=0, tasks={}, totals={}) if new else progress_of(self._folder, checkpoint)
             tell_changes: TellChanges | None = extension("changes") if resume else None
             changed = tell_changes(self._folder.config, self._config) if tell_changes else ""
             with storage_errors(self._folder.config):
@@ -156,7 +154,7 @@ class Run:
         try:
             while (version := await self._start_and_train(events, checkpoint, progress)) is None:
                 checkpoint = self._folder.latest() or checkpoint
-                progress = self._progress(checkpoint)
+                progress = progress_of(self._folder, checkpoint)
                 await unless_set(self._stop, asyncio.sleep(self._pause_s))
             status = "finished" if version >= self._config.steps else "stopped"
         except asyncio.CancelledError:
@@ -179,12 +177,6 @@ class Run:
             "train_backend": str(self._plan.role("actor").backend),
             "infer_backend": str(self._plan.role("rollout").backend),
         }
-
-    def _progress(self, checkpoint: Path | None) -> Progress:
-        """Return where the run goes on: at a checkpoint, or at its beginning with the rows it began with."""
-        if checkpoint is None and not self._folder.beginning.exists():
-            return BEGINNING
-        return read_progress(checkpoint or self._folder.root)
 
     def _end(self, events: EventLog, status: str, error: BaseException | None) -> Mapping[str, Any]:
         """Write down how the run ended, also for people by whoever offers it; return the summary. Any: plain data."""

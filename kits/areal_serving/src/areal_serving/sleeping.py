@@ -6,6 +6,8 @@ Does not know: how a server frees memory, which its backend says.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 from areal_core.contract.device import CPU
 from areal_core.contract.errors import CapabilityError, GenerationFailed
 from areal_core.contract.inference import InferenceSpec, PauseMode
@@ -14,7 +16,7 @@ from areal_serving.engine import Running, ServedEngine
 from areal_serving.http import Api
 
 
-class SleepingEngine(ServedEngine):
+class SleepingEngine(ServedEngine, ABC):
     """One replica that can sleep. A backend says with `put_to_sleep` and `wake_up` how its server does."""
 
     can_sleep = False
@@ -24,13 +26,13 @@ class SleepingEngine(ServedEngine):
     _empty = False
     """Whether it slept, and no version was committed since."""
 
+    @abstractmethod
     async def put_to_sleep(self, api: Api) -> None:
         """Have the server free weights and cache; nothing runs."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def wake_up(self, api: Api) -> None:
         """Have the server take the memory again."""
-        raise NotImplementedError
 
     async def start(self, spec: InferenceSpec) -> EngineInfo:
         """Start a server on the folder, or find the one that runs, as version 0."""

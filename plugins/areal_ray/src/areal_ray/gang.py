@@ -65,11 +65,11 @@ def shared_devices(job: Job, gangs: Mapping[str, Gang]) -> list[Lot]:
             why=f"it runs on {job.device}, the other on {owner.job.device}",
         )
     guests = {
-        (worker.node, device)
+        (node, device)
         for gang in gangs.values()
         if gang.job is not job and gang.job.together_with == beside
-        for worker in gang.workers
-        for device in worker.devices
+        for node, devices in gang.shared
+        for device in devices
     }
     owned = [(each.node, device) for each in owner.workers for device in each.devices]
     free = [pair for pair in owned if pair not in guests]

@@ -12,20 +12,18 @@ import logging
 import os
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from areal_core.contract.clock import Clock, SystemClock
-from areal_core.contract.errors import ConfigError, ResourceError, StorageError, WorkerTimeout
+from areal_core.contract.errors import ConfigError, ResourceError
 from areal_core.contract.scheduler import Job, Worker, WorkerStatus
-from areal_core.plugins.claims import refuse_unclaimed
 from areal_core.plugins.devices import device_named
 from areal_core.plugins.registry import default_registry
-from areal_local.scheduler.process import log_tail
 from areal_local.scheduler.stalls import StallWatch
+from areal_local.scheduler.starting import all_started, check_job, made_folder
 from areal_ray.cluster import Cluster, join
 from areal_ray.config import RayConfig
 from areal_ray.gang import Gang, machines_beside, no_more_needed, shared_devices
@@ -33,7 +31,6 @@ from areal_ray.manifest import RAY
 from areal_ray.placement import NODE_LABEL, Machine, Wish, described, machines_of, shortage, wish, wish_of_guests
 from areal_ray.ray_worker import RayWorker
 from areal_ray.relay import Relay, carried
-from areal_worker.service import HOSTS
 
 LOOK_S = 0.1
 _PLACING_S = 0.02
@@ -89,10 +86,10 @@ class RayScheduler:
 
     def poll(self, role: str) -> Sequence[WorkerStatus]:
         """Return the state of each worker of a role, in rank order; nothing for a role that does not run."""
+        if self._watch is not None and self._watch.done():
+            self._watch.result()  # a watch that broke must not look like workers that are well
         gang = self._gangs.get(role)
-        training = gang is not None and gang.job.engine_role == "train"
-        if (stalled := self._stalls.error) and self._stalls.ends(gang.workers if gang else (), training=training):
-            raise type(stalled)(stalled.what, why=stalled.why, fix=stalled.fix)
+        self._stalls.check(gang.job.engine_role if gang else "", gang.workers if gang else ())
         return () if gang is None else tuple(worker.status() for worker in gang.workers)
 
     async def cancel(self, role: str) -> None:
@@ -120,15 +117,7 @@ class RayScheduler:
                 await cluster.left()
 
     def _check(self, job: Job) -> None:
-        refuse_unclaimed(job, self.manifest)
-        if job.role in self._gangs:
-            raise ConfigError(f"role {job.role!r} is already running", fix="cancel it first, or choose another name")
-        if job.engine_role not in HOSTS:
-            raise ConfigError(
-                f"no worker hosts {job.engine_role!r} engines", why=f"these are hosted: {', '.join(HOSTS)}"
-            )
-        if job.num_workers < 1:
-            raise ConfigError(f"role {job.role!r} asks for {job.num_workers} workers", fix="ask for at least one")
+        check_job(job, self.manifest, self._gangs)
         if job.together_with is not None and job.together_with.role not in self._gangs:
             beside = job.together_with.role
             raise ConfigError(
@@ -151,7 +140,7 @@ class RayScheduler:
         nodes = placement_group_table(gang.group)["bundles_to_node_id"]
         bundles = wanted.bundle_of or sorted(range(job.num_workers), key=lambda bundle: (nodes[bundle], bundle))
         addresses = {each.id: _LOOPBACK if cluster.own else each.address for each in await _machines()}
-        folder = self._log_folder()
+        folder = made_folder(self.config.log_dir)
         for rank, bundle in enumerate(bundles):
             relay = ray.remote(Relay).options(**_asked(wanted, gang.group, bundle)).remote()
             gang.workers.append(RayWorker(job, rank, relay, addresses[nodes[bundle]], nodes[bundle], folder))
@@ -186,40 +175,14 @@ class RayScheduler:
     async def _begin(self, gang: Gang) -> None:
         shared = [devices for _, devices in gang.shared] or [()] * len(gang.workers)
         variables = carried(os.environ)
-        tasks = [
-            asyncio.create_task(
-                worker.begin(shared[rank], variables, heartbeat_timeout_s=self.config.heartbeat_timeout_s)
-            )
-            for rank, worker in enumerate(gang.workers)
+        heartbeat_s = self.config.heartbeat_timeout_s
+        starts = [
+            worker.begin(devices, variables, heartbeat_timeout_s=heartbeat_s)
+            for worker, devices in zip(gang.workers, shared, strict=True)
         ]
-        timeout_s = self.config.start_timeout_s
-        try:
-            await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
-            for task in tasks:
-                if task.done():
-                    task.result()
-            late = [worker for worker, task in zip(gang.workers, tasks, strict=True) if not task.done()]
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        if late:
-            status = late[0].status()
-            raise WorkerTimeout(
-                f"{', '.join(worker.id for worker in late)} did not start within {timeout_s:g} s",
-                why="\n".join(log_tail(Path(status.log_path))) or "nothing was written to its log",
-                fix=f"read {status.log_path}, or raise scheduler.start_timeout_s",
-            )
+        await all_started(starts, [worker.status() for worker in gang.workers], self.config.start_timeout_s)
         for worker in gang.workers:
             self._tell_skew(worker)
-
-    def _log_folder(self) -> Path:
-        folder = Path(self.config.log_dir).absolute()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as exc:
-            raise StorageError(f"the log folder {folder} cannot be made", why=str(exc)) from exc
-        return folder
 
     def _running(self) -> list[RayWorker]:
         return [worker for gang in self._gangs.values() for worker in gang.workers if worker.running]

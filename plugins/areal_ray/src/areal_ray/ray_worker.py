@@ -81,7 +81,9 @@ class RayWorker:
         return self._status.state is WorkerState.RUNNING
 
     def status(self) -> WorkerStatus:
-        """Return what was last heard of it."""
+        """Return what was last heard of it; raise what keeps it from being heard, which is no state of a worker."""
+        if self._listener is not None and self._listener.done():
+            self._listener.result()
         return self._status
 
     async def begin(self, devices: Sequence[str], variables: dict[str, str], *, heartbeat_timeout_s: float) -> None:

@@ -103,6 +103,8 @@ class Relay:
                 pass
         self._news.clear()
         arrived, self._arrived = self._arrived, []
+        if self._watch is not None and self._watch.done():
+            self._watch.result()  # a watch that broke must not look like a worker that is well
         assert self._worker is not None
         (status,) = encode(self._worker.status())
         return News(messages=tuple(arrived), status=bytes(status), log=self._log())

@@ -15,9 +15,7 @@ from pathlib import Path
 import zmq
 
 from areal_core.contract.clock import Clock, SystemClock
-from areal_core.contract.errors import ConfigError, StorageError, WorkerTimeout
 from areal_core.contract.scheduler import Job, Worker, WorkerStatus
-from areal_core.plugins.claims import refuse_unclaimed
 from areal_core.plugins.devices import accelerators
 from areal_core.plugins.registry import default_registry
 from areal_core.worker.rendezvous import is_here
@@ -32,7 +30,7 @@ from areal_local.scheduler.manifest import LOCAL
 from areal_local.scheduler.private_folder import PrivateFolder, private_roots
 from areal_local.scheduler.rpc import RpcClient
 from areal_local.scheduler.stalls import StallWatch
-from areal_worker.service import HOSTS
+from areal_local.scheduler.starting import all_started, check_job, made_folder
 
 LOOK_S = 0.1
 """Between two looks at every worker: the delay with which a death is noticed."""
@@ -76,12 +74,14 @@ class LocalScheduler:
 
     async def submit(self, job: Job) -> Sequence[Worker]:
         """Start every worker of a job, or none; see `contract.Scheduler.submit`."""
-        self._check(job)
+        check_job(job, self.manifest, self.gangs)
         gang = _Gang(self.capacity.take(job))
         self.gangs[job.role] = gang
         try:
             self.spawn(gang)
-            await self._all_ready(gang)
+            starts = [worker.become_ready(self.context, self.keys, max_gap_s=2 * LOOK_S) for worker in gang.workers]
+            statuses = [worker.status() for worker in gang.workers]
+            await all_started(starts, statuses, self.config.start_timeout_s)
         except BaseException:
             await asyncio.shield(self.cancel(job.role))
             raise
@@ -96,9 +96,7 @@ class LocalScheduler:
         if self._watch is not None and self._watch.done():
             self._watch.result()  # a watch that broke must not look like workers that are well
         gang = self.gangs.get(role)
-        training = gang is not None and gang.job.engine_role == "train"
-        if (stalled := self._stalls.error) and self._stalls.ends(gang.workers if gang else (), training=training):
-            raise type(stalled)(stalled.what, why=stalled.why, fix=stalled.fix)
+        self._stalls.check(gang.job.engine_role if gang else "", gang.workers if gang else ())
         return () if gang is None else tuple(worker.status() for worker in gang.workers)
 
     async def cancel(self, role: str) -> None:
@@ -143,23 +141,8 @@ class LocalScheduler:
         """Return the command that runs a worker's interpreter. Override it to enter a namespace or a container."""
         return (interpreter(job),)
 
-    def _check(self, job: Job) -> None:
-        refuse_unclaimed(job, self.manifest)
-        if job.role in self.gangs:
-            raise ConfigError(f"role {job.role!r} is already running", fix="cancel it first, or choose another name")
-        if job.engine_role not in HOSTS:
-            raise ConfigError(
-                f"no worker hosts {job.engine_role!r} engines", why=f"these are hosted: {', '.join(HOSTS)}"
-            )
-        if job.num_workers < 1:
-            raise ConfigError(f"role {job.role!r} asks for {job.num_workers} workers", fix="ask for at least one")
-
     def spawn(self, gang: _Gang) -> None:
-        folder = Path(self.config.log_dir).absolute()
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as exc:
-            raise StorageError(f"the log folder {folder} cannot be made", why=str(exc)) from exc
+        folder = made_folder(self.config.log_dir)
         for rank in range(gang.job.num_workers):
             gang.workers.append(self.start_worker(gang, rank, folder))
 
@@ -177,29 +160,6 @@ class LocalScheduler:
             environ=worker_environment(job, own, self.environ),
             log_path=folder / log_name(job, rank),
         )
-
-    async def _all_ready(self, gang: _Gang) -> None:
-        tasks = [
-            asyncio.create_task(worker.become_ready(self.context, self.keys, max_gap_s=2 * LOOK_S))
-            for worker in gang.workers
-        ]
-        timeout_s = self.config.start_timeout_s
-        try:
-            await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_EXCEPTION)
-            for task in tasks:
-                if task.done():
-                    task.result()
-            late = [worker for worker, task in zip(gang.workers, tasks, strict=True) if not task.done()]
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-        if late:
-            raise WorkerTimeout(
-                f"{', '.join(worker.id for worker in late)} did not start within {timeout_s:g} s",
-                why="\n".join(late[0].process.tail()) or "nothing was written to its log",
-                fix=f"read {late[0].process.log_path}, or raise scheduler.start_timeout_s",
-            )
 
     async def _watch_workers(self) -> None:
         while True:

@@ -99,6 +99,12 @@ class StallWatch:
         spared = training and not self._restart and not self._overdue
         return self.error is not None and not (spared and self._held_up.isdisjoint(worker.id for worker in workers))
 
+    def check(self, engine_role: str, workers: Sequence[Asked]) -> None:
+        """Raise `error`, a copy of it, if the workers of a role end with it."""
+        found = self.error
+        if found is not None and self.ends(workers, training=engine_role == "train"):
+            raise type(found)(found.what, why=found.why, fix=found.fix)
+
     def late(self, worker: Asked, method: str) -> None:
         """Hear that a training worker let the deadline of a call pass; its caller is told right after."""
         if self._told:
