@@ -132,9 +132,10 @@ def NoWithoutReason(whole: Target) -> Target:
 
 
 @mutant("infer/reference", killers=("static.claims.protocols",))
-def ClaimsWithoutMethods(whole: Target) -> Target:
+class ClaimsWithoutMethods(ReferenceInferenceEngine):
     """Claims sleeping and has no such method."""
-    return _claiming(whole, {"memory.sleep": full()})
+
+    sleep = None  # type: ignore[assignment]
 
 
 @mutant("train/reference", killers=("static.contract.version",))
