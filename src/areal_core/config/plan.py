@@ -105,6 +105,12 @@ def make_plan(
                 why="only a run of kind rl has a trainer and a fleet that can take turns",
                 fix="set placement=separate",
             )
+        if config.rollout.processes:
+            raise PlanError(
+                f"rollout.processes={config.rollout.processes} with kind={config.kind}",
+                why="only a run of kind rl makes its episodes elsewhere than in the controller",
+                fix="set rollout.processes=0",
+            )
         kind = registry.build("kind", config.kind, config.options, "options")
         assert isinstance(kind, PlansRuns)
         asks = {"installed": installed} if "installed" in signature(kind.plan).parameters else {}

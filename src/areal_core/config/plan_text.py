@@ -38,6 +38,7 @@ def _rollouts(plan: Plan) -> str:
         f"{'at most ' * rollout.dynamic_batch}{rollout.prompts_per_step} prompts x {rollout.group_size} samples, "
         f"max staleness {rollout.max_staleness} ({rollout.staleness_policy.value}), objective {plan.objective.name}, "
         f"{'the adapter' if plan.roles[-1].lora else 'weights'} by {_transports(plan.transports)}"
+        + (f", workflows in {rollout.processes} processes" if rollout.processes else "")
         + (f", adapters beside the policy: {', '.join(plan.roles[-1].adapters)}" if plan.roles[-1].adapters else "")
     )
 

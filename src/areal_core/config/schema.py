@@ -122,6 +122,8 @@ class RolloutConfig:
     """What happens when an episode would be too old."""
     max_concurrent: int = field(default=0, validator=validators.ge(0))
     """Groups in flight; 0 means all the staleness bound allows."""
+    processes: int = field(default=0, validator=validators.ge(0))
+    """Processes of their own that workflows and rewards run in, on any host of the scheduler; 0: the controller's."""
     retries: int = field(default=2, validator=validators.ge(0))
     """How often a member is run again after a retryable error."""
     max_failed_share: float = field(default=0.1, validator=[validators.ge(0.0), validators.lt(1.0)])
@@ -133,7 +135,7 @@ class RolloutConfig:
     adapters: Mapping[str, str] = Factory(dict)
     """Name -> an adapter that workflows may ask beside the policy: a folder in PEFT's format, or a name on the hub."""
     max_replacements: int = field(default=2, validator=validators.ge(0), metadata={"was": "replace"})
-    """Lost inference replicas a run may replace; 0 goes on with those that are left."""
+    """Lost inference replicas a run may replace, and lost `processes`; 0 goes on with those that are left."""
     sampling: SamplingParams = SamplingParams()
 
     def __attrs_post_init__(self) -> None:

@@ -44,6 +44,7 @@ from areal_core.observe.metrics import MetricsLogger, MetricsStream
 from areal_core.plugins.blame import told
 from areal_core.plugins.episodes import EpisodeStore, OpenEpisodeStore
 from areal_core.plugins.extensions import (
+    EpisodesElsewhere,
     ImagePreparer,
     ImageSupport,
     MakeColumns,
@@ -62,6 +63,7 @@ from areal_core.plugins.redact import redact
 from areal_core.plugins.registry import Registry
 from areal_core.plugins.structure import unstructure
 from areal_core.rollout.acceptance import Accept
+from areal_core.rollout.episodes import EpisodeRunner
 from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.session import PoolSessions
 from areal_core.rollout.tasks import TaskSource
@@ -261,7 +263,7 @@ class Run:
         tokenizer, images = load_tokenizer(self._plan.role("rollout").model.path), self._images()
         workflow, rows, held_out = await self._data(tokenizer, events)
         metrics = self._metrics(stack, events, progress)
-        rewards = self._rewards(events)
+        rewards = self._elsewhere(scheduler, events) or self._rewards(events)
         stack.push_async_callback(rewards.close)
         learner_task = asyncio.ensure_future(self._learner(scheduler))
         if self._plan.role("rollout").placement.together_with is not None:
@@ -272,6 +274,8 @@ class Run:
         self._view.waiting("workers to start: " + ", ".join(f"{role.role} {role.backend}" for role in self._plan.roles))
         await gather_or_cancel([learner_task, pool_task, rewards.start()])
         learner, pool = learner_task.result(), pool_task.result()
+        if isinstance(rewards, EpisodesElsewhere):
+            supervisor.watch_with(rewards.check)
         store = self._store(tokenizer, events)
         if store is not None:
             stack.callback(store.close)
@@ -371,7 +375,7 @@ class Run:
     def _executor(
         self,
         pool: InferencePool,
-        rewards: RewardPool,
+        rewards: RewardPool | EpisodesElsewhere,
         tokenizer: Any,  # Any: a transformers tokenizer
         workflow: RolloutWorkflow,
         rows: Rows,
@@ -383,7 +387,7 @@ class Run:
         config = self._config
         sessions = PoolSessions(
             pool=pool,
-            rewards=rewards,
+            rewards=None if isinstance(rewards, EpisodesElsewhere) else rewards,
             tokenizer=tokenizer,
             sampling=config.rollout.sampling,
             seed=config.seed,
@@ -399,6 +403,7 @@ class Run:
             accept=self._acceptance(),
             prepare=None if images is None else images.prepare,
             store=store,
+            runner=rewards.runner(pool) if isinstance(rewards, EpisodesElsewhere) else EpisodeRunner,
         )
         if progress.tasks:
             executor.restore(progress.tasks)
@@ -482,6 +487,14 @@ class Run:
             events.write(kind, **fields)
 
         return None if make is None else make(root, keep=keep, tokenizer=tokenizer, tell=tell)
+
+    def _elsewhere(self, scheduler: Scheduler, events: EventLog) -> EpisodesElsewhere | None:
+        """Return the processes that workflows and rewards run in; None if that is this one."""
+        if not self._config.rollout.processes:
+            return None
+        made = need("rollout_processes", "rollout.processes")(self._plan, scheduler, events.write)
+        assert isinstance(made, EpisodesElsewhere)
+        return made
 
     def _rewards(self, events: EventLog) -> RewardPool:
         make: MakeRewardPool = need("rewards", "a run")

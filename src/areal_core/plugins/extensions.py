@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from areal_core.contract.errors import ArealError, EngineMissing, PluginError
 from areal_core.plugins.install import pip_install
@@ -40,6 +40,7 @@ _OFFERED_BY = {
     "profile": "areal-torch",
     "proof": "areal-conformance-proof",
     "rewards": "areal-core[local]",
+    "rollout_processes": "areal-core[rollouts]",
     "trainer": "areal-core[quickstart]",
     "watch": "areal-report",
 }
@@ -181,6 +182,23 @@ class MakeRewardPool(Protocol):
         tell: Callable[..., None],
     ) -> RewardPool:
         """Return a pool, not started; `imports` may register the reward, `timeout_s` bounds one call. Any: options."""
+
+
+@runtime_checkable
+class EpisodesElsewhere(Protocol):
+    """Extension `rollout_processes`, of a Plan, the run's scheduler and where events go: who makes the episodes."""
+
+    async def start(self) -> None:
+        """Start every process. Raises what cannot be built or placed there."""
+
+    def runner(self, fleet: Any) -> Callable[..., Any]:
+        """Return what makes the executor's runner of episodes; `fleet` answers their requests. Any: of the core."""
+
+    def check(self) -> None:
+        """Replace what was lost. Raises WorkerError: nothing is left."""
+
+    async def close(self) -> None:
+        """End every process. Idempotent."""
 
 
 class ScalableFleet(Protocol):

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from attrs import evolve, frozen
 
@@ -28,6 +28,13 @@ from areal_core.rollout.session import PoolSession, PoolSessions
 
 Prepare = Callable[[Trajectory], Trajectory]
 """Makes a trajectory what the trainer takes. May take long: it never runs in the event loop."""
+
+
+class Deadline(Protocol):
+    """What bounds an episode."""
+
+    def expired(self) -> bool:
+        """Tell whether its time is over."""
 
 
 @frozen(kw_only=True)
@@ -80,7 +87,7 @@ class EpisodeRunner:
         self._prepare = prepare
         self._store, self._version = store, version
 
-    async def run(self, order: EpisodeOrder, deadline: asyncio.Timeout) -> tuple[Episode | None, int]:
+    async def run(self, order: EpisodeOrder, deadline: Deadline) -> tuple[Episode | None, int]:
         """Return the episode, None if the workflow rejected the row; and how many tokens its last try generated.
 
         Raises:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import asdict, evolve
@@ -55,6 +55,7 @@ class RolloutExecutor:
         accept: Accept | None = None,
         prepare: Prepare | None = None,
         store: EpisodeStore | None = None,
+        runner: Callable[..., EpisodeRunner] = EpisodeRunner,
     ) -> None:
         """Start nothing yet.
 
@@ -63,12 +64,20 @@ class RolloutExecutor:
             accept: called with each finished group; False leaves it out (dynamic sampling).
             prepare: called in a thread with each trajectory to be trained on, for its images.
             store: hears of every episode, and gives back on resume what was not trained on.
+            runner: makes what runs episodes; another one runs them elsewhere than here.
         """
         self._tasks = tasks
         self._config = config
         self._on_event = on_event
         self._store = store
-        self._runner = EpisodeRunner(
+        kind = StalenessGate if config.staleness_policy is StalenessPolicy.WAIT else DroppingGate
+        self._gate = kind(
+            prompts_per_step=config.prompts_per_step,
+            max_staleness=config.max_staleness,
+            max_concurrent=config.max_concurrent,
+            version=version,
+        )
+        self._runner = runner(
             workflow=workflow,
             sessions=sessions,
             retries=config.retries,
@@ -77,13 +86,6 @@ class RolloutExecutor:
             prepare=prepare,
             store=store,
             version=lambda: self._gate.version,
-        )
-        kind = StalenessGate if config.staleness_policy is StalenessPolicy.WAIT else DroppingGate
-        self._gate = kind(
-            prompts_per_step=config.prompts_per_step,
-            max_staleness=config.max_staleness,
-            max_concurrent=config.max_concurrent,
-            version=version,
         )
         self._acceptance = Acceptance(accept, tries=config.accept_tries, capacity=self._gate.capacity)
         self._buffer: Buffer[EpisodeGroup] = Buffer(self._gate.max_concurrent + self._gate.capacity)

@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 
 from areal_core.contract.data import Episode
 from areal_core.plugins.episodes import KeptGroup
-from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner
+from areal_core.rollout.episodes import Deadline, EpisodeOrder, EpisodeRunner
 from areal_core.rollout.tasks import Task
 
 
@@ -78,9 +78,7 @@ async def run_group(runner: EpisodeRunner, task: Task, group_size: int) -> Episo
     )
 
 
-async def _member(
-    runner: EpisodeRunner, order: EpisodeOrder, deadline: asyncio.Timeout
-) -> tuple[Episode, int, int | None]:
+async def _member(runner: EpisodeRunner, order: EpisodeOrder, deadline: Deadline) -> tuple[Episode, int, int | None]:
     episode, num_generated = await runner.run(order, deadline)
     if episode is None:
         raise _Rejected

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from attrs import evolve
 
@@ -19,7 +19,6 @@ from areal_core.contract.inference import IMAGES, Generation, GenerationRequest,
 from areal_core.contract.optional import ToolParse
 from areal_core.contract.trajectory import NO_VERSION
 from areal_core.contract.workflow import RewardInput, RewardResult, Tokenizer
-from areal_core.fleet.pool import InferencePool
 from areal_core.plugins.extensions import RewardPool
 
 
@@ -27,6 +26,16 @@ def derive_seed(*parts: object) -> int:
     """Return a seed in [0, 2**63) that depends on every part and on nothing else."""
     digest = hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+class Fleet(Protocol):
+    """Who answers the requests of sessions: an `InferencePool`, here or at the end of a line."""
+
+    async def generate(self, request: GenerationRequest, *, affinity: Sequence[str] = ()) -> Generation: ...
+    async def parse_tool_calls(
+        self, text: str, tools: Sequence[Mapping[str, Any]], *, affinity: Sequence[str] = ()
+    ) -> ToolParse: ...  # Any: JSON
+    def home(self, affinity: Sequence[str]) -> str: ...
 
 
 class PoolSession:
@@ -150,7 +159,7 @@ class PoolSessions:
     def __init__(
         self,
         *,
-        pool: InferencePool,
+        pool: Fleet,
         rewards: RewardPool | None,
         tokenizer: Tokenizer,
         sampling: SamplingParams,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -31,6 +31,7 @@ from areal_core.contract.train import (
     TrainSpec,
 )
 from areal_core.contract.weights import Offer, Receipt, WeightTransport
+from areal_core.plugins.extensions import extension
 from areal_core.plugins.registry import Registry, default_registry
 from areal_core.worker.rendezvous import init_method
 
@@ -251,8 +252,27 @@ class InferenceHost:
         return found
 
 
-HOSTS: Mapping[str, Callable[[Place], Host]] = {"train": TrainHost, "infer": InferenceHost}
-"""Engine role -> what hosts an engine of that role."""
+class _Hosts(Mapping[str, Callable[[Place], Host]]):
+    """Those of engines, and the one of workflows if a package offers it."""
+
+    _engines: Mapping[str, Callable[[Place], Host]] = {"train": TrainHost, "infer": InferenceHost}
+
+    def _known(self) -> Mapping[str, Callable[[Place], Host]]:
+        offered = extension("workflow_host")
+        return {**self._engines, **({"workflow": offered} if offered else {})}
+
+    def __getitem__(self, role: str) -> Callable[[Place], Host]:
+        return self._engines.get(role) or self._known()[role]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known())
+
+    def __len__(self) -> int:
+        return len(self._known())
+
+
+HOSTS = _Hosts()
+"""Engine role -> what hosts an engine, or workflows, of that role."""
 
 
 class _Parts:

@@ -30,7 +30,7 @@ from areal_core.loop.evaluator import HeldOut
 from areal_core.loop.run import Rows, Run
 from areal_core.loop.train_loop import Parts
 from areal_core.observe.events import EventLog
-from areal_core.plugins.extensions import RewardPool, RunView
+from areal_core.plugins.extensions import EpisodesElsewhere, RewardPool, RunView
 from areal_core.plugins.registry import Registry
 from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.session import PoolSession, PoolSessions
@@ -83,7 +83,9 @@ class OnlineRun(Run):
     def _rewards(self, events: EventLog) -> RewardPool:
         return _ClientsTell()
 
-    def _executor(self, pool: InferencePool, rewards: RewardPool, tokenizer: Any, *more: Any) -> RolloutExecutor:
+    def _executor(
+        self, pool: InferencePool, rewards: RewardPool | EpisodesElsewhere, tokenizer: Any, *more: Any
+    ) -> RolloutExecutor:
         """Return the executor; clients for whom no episode waits ask the same pool. Any: as there."""
         config = self._config
         sessions = PoolSessions(

@@ -75,14 +75,27 @@ def encode_completions(values: Sequence[RewardInput]) -> bytes:
     try:
         return encode(list(values))
     except CodecError:
-        rows = [{name: _carried(item, str(name)) for name, item in value.row.items()} for value in values]
-        return encode([attrs.evolve(value, row=row) for value, row in zip(values, rows, strict=True)])
+        return encode([attrs.evolve(value, row=carried(value.row)) for value in values])
 
 
 def decode_completions(data: bytes) -> list[RewardInput]:
     """Undo `encode_completions`."""
     values: list[RewardInput] = decode(data)
-    return [attrs.evolve(value, row=_delivered(value.row)) if _holds(value.row) else value for value in values]
+    return [attrs.evolve(value, row=delivered(value.row)) for value in values]
+
+
+def carried(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row as what `encode` takes. Any: the data set decides what a row holds.
+
+    Raises:
+        CodecError: it holds what travels to no other process; names its column and type.
+    """
+    return {name: _carried(item, str(name)) for name, item in row.items()}
+
+
+def delivered(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Undo `carried`. Any: as in the row."""
+    return {name: _delivered(item) for name, item in row.items()} if _holds(row) else row
 
 
 def _carried(value: Any, column: str) -> object:
@@ -115,7 +128,7 @@ def _carried(value: Any, column: str) -> object:
         return _carried(base(value), column)
     raise CodecError(
         f"column {column!r} of a row holds {type(value).__module__}.{type(value).__qualname__}",
-        why="it does not travel to the process of the reward function",
+        why="it travels to no other process, and rewards have one of their own",
         fix="keep plain data, arrays, images, dates or paths in the rows of a data set",
     )
 

@@ -1,0 +1,1 @@
+"""Workflows and rewards in processes of their own: what `rollout.processes` asks for."""
