@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.attention import varlen
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from areal_core.contract.batch import Batch
@@ -159,6 +160,27 @@ def test_a_device_with_a_kernel_of_its_own_uses_it(monkeypatch: pytest.MonkeyPat
     assert seen == [((5, 4, 8), (5, 2, 8), (5, 2, 8), ((1, 2), (1, 3)), 0.3)]
     assert torch.equal(query.transpose(1, 2) * 2, after)
     assert not torch.equal(before, after)
+
+
+@pytest.mark.parametrize("torch_has", ["no word for groups", "one"])
+def test_the_flash_kernel_is_asked_in_the_words_of_this_torch(monkeypatch: pytest.MonkeyPatch, torch_has: str) -> None:
+    """Torch 2.11 groups heads unasked and refuses the word; later ones refuse groups without it."""
+
+    def kernel(query: Any, key: Any, value: Any, *_: Any, scale: Any, window_size: Any) -> torch.Tensor:
+        assert window_size == (-1, 0)
+        return attention._by_length(query, key, value, packing.runs, scale)
+
+    def later(*tensors: Any, scale: Any, window_size: Any, enable_gqa: bool = False) -> torch.Tensor:
+        assert enable_gqa
+        return kernel(*tensors, scale=scale, window_size=window_size)
+
+    monkeypatch.setattr(varlen, "varlen_attn", kernel if torch_has == "no word for groups" else later)
+    query, key = torch.randn(5, 4, 8), torch.randn(5, 2, 8)
+    packing = Packing.of(Batch.of({"input_ids": torch.zeros(5, dtype=torch.int64)}, {}, torch.tensor([2, 3])))
+
+    out = attention._flash(query, key, key, packing, 0.3)
+
+    torch.testing.assert_close(out, attention._by_length(query, key, key, packing.runs, 0.3))
 
 
 @pytest.mark.gpu

@@ -10,6 +10,7 @@ of 2,268 tokens on one core the mask takes 114 ms per layer, forward and backwar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -169,6 +170,10 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | N
     from torch.nn.attention.varlen import varlen_attn
 
     ends, longest = packing.cu_seqlens, packing.max_length
+    # The kernel groups heads in any case; torch 2.11 has no word for it, later ones refuse without it.
+    grouped: dict[str, Any] = {}  # Any: keywords
+    if "enable_gqa" in signature(varlen_attn).parameters:
+        grouped["enable_gqa"] = q.shape[1] != k.shape[1]
     out = varlen_attn(
         q.contiguous(),
         k.contiguous(),
@@ -179,7 +184,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | N
         longest,
         scale=scaling,
         window_size=(-1, 0),
-        enable_gqa=q.shape[1] != k.shape[1],
+        **grouped,
     )
     assert isinstance(out, Tensor)
     return out
