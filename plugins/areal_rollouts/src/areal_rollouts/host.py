@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -69,11 +70,11 @@ class WorkflowHost:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._line = Line()
-        self._fleet = AskedFleet(self._send)
+        self.fleet = AskedFleet(self._send)
         self._making: dict[int, tuple[asyncio.Task[None], _Deadline]] = {}
         self._rewards: RewardPool | None = None
-        self._make: Callable[..., EpisodeRunner] | None = None
-        self._spec: EpisodeSpec | None = None
+        self._runner: Callable[..., EpisodeRunner] | None = None
+        self._tells = False
         self._methods: Mapping[str, Callable[..., Awaitable[Any]]] = {  # Any: one signature per method
             "start": self._start,
             "tell": self._hear,
@@ -98,6 +99,15 @@ class WorkflowHost:
         if rewards is not None:
             await rewards.close()
 
+    def serve(self, runner: Callable[..., EpisodeRunner], *, tell: bool) -> None:
+        """Make episodes from now on, each with a runner of its own.
+
+        Args:
+            runner: called with `store` and `on_event`; its sessions ask `fleet`.
+            tell: whether the controller hears how each try ended.
+        """
+        self._runner, self._tells = runner, tell
+
     async def _start(self, fields: Mapping[str, Any]) -> None:  # Any: the fields of an EpisodeSpec
         """Build what makes episodes, so that its errors come before training does."""
         spec, registry = EpisodeSpec(**fields), self._place.registry
@@ -105,22 +115,9 @@ class WorkflowHost:
             registry.add_file(Path(path))
         workflow = registry.build("workflow", self._place.backend, spec.workflow_options, "rollout.workflow.options")
         assert isinstance(workflow, RolloutWorkflow)
-        make: MakeRewardPool = need("rewards", "rollout.processes")
-        loop = asyncio.get_running_loop()
-
-        def tell(kind: str, **values: Any) -> None:  # Any: plain data; from any thread
-            loop.call_soon_threadsafe(self._tell, kind, values)
-
-        self._rewards = make(
-            *(spec.reward_name, spec.reward_options),
-            imports=self._place.imports,
-            workers=spec.reward_workers,
-            timeout_s=spec.reward_timeout_s,
-            tell=tell,
-        )
-        await self._rewards.start()
+        self._rewards = await self._start_rewards(spec)
         sessions = PoolSessions(
-            pool=self._fleet,
+            pool=self.fleet,
             rewards=self._rewards,
             tokenizer=await asyncio.to_thread(load_tokenizer, Path(spec.model_path)),
             sampling=spec.sampling,
@@ -128,27 +125,39 @@ class WorkflowHost:
             image_token_id=spec.image_token_id,
         )
         prepare = await asyncio.to_thread(_images, spec)
-        self._spec = spec
+        runner = partial(
+            EpisodeRunner,
+            workflow=workflow,
+            sessions=sessions,
+            retries=spec.retries,
+            timeout_s=spec.timeout_s,
+            prepare=prepare,
+        )
+        self.serve(runner, tell=spec.tell)
 
-        def runner(store: _Heard) -> EpisodeRunner:
-            return EpisodeRunner(
-                workflow=workflow,
-                sessions=sessions,
-                retries=spec.retries,
-                timeout_s=spec.timeout_s,
-                on_event=tell,
-                prepare=prepare,
-                store=store,  # type: ignore[arg-type]  # the part of one that a runner calls
-            )
+    async def _start_rewards(self, spec: EpisodeSpec) -> RewardPool:
+        make: MakeRewardPool = need("rewards", "rollout.processes")
+        loop = asyncio.get_running_loop()
 
-        self._make = runner
+        def tell(kind: str, **values: Any) -> None:  # Any: plain data; from any thread
+            loop.call_soon_threadsafe(partial(self._tell, kind, **values))
+
+        rewards = make(
+            *(spec.reward_name, spec.reward_options),
+            imports=self._place.imports,
+            workers=spec.reward_workers,
+            timeout_s=spec.reward_timeout_s,
+            tell=tell,
+        )
+        await rewards.start()
+        return rewards
 
     async def _hear(self, batch: list[bytes]) -> None:
         """Take messages of the controller in, in their order."""
         for data in batch:
             message = unpack(data)
             if isinstance(message, Answer):
-                self._fleet.answered(message)
+                self.fleet.answered(message)
             elif isinstance(message, Make):
                 deadline = _Deadline()
                 self._making[message.number] = asyncio.create_task(self._run(message, deadline)), deadline
@@ -159,10 +168,9 @@ class WorkflowHost:
 
     async def _run(self, make: Make, deadline: _Deadline) -> None:
         """Make one episode, whatever comes of it."""
-        if self._make is None or self._spec is None:
-            raise WorkerError(f"{self._place.worker} makes no episodes", why="it was not started", fix="call start")
         heard, num_generated = _Heard(), 0
-        runner = self._make(heard)
+        assert self._runner is not None, "episodes are asked for after `start`"
+        runner = self._runner(store=heard if self._tells else None, on_event=self._tell)
         outcome: Episode | ArealError | None = None
         try:
             order = EpisodeOrder(
@@ -175,8 +183,7 @@ class WorkflowHost:
                 tag=make.tag,
                 sampling=make.sampling,
             )
-            episode, num_generated = await runner.run(order, deadline)
-            outcome = None if episode is None else _plain(episode)
+            outcome, num_generated = await runner.run(order, deadline)
         except asyncio.CancelledError:
             outcome = RolloutError(f"episode {make.task_id} was cancelled")
         except ArealError as error:
@@ -187,7 +194,7 @@ class WorkflowHost:
                 raise
         finally:
             del self._making[make.number]
-            ending = _ending(heard.last) if self._spec.tell else None
+            ending = _ending(heard.last)
             self._send_made(
                 Made(
                     number=make.number,
@@ -200,22 +207,23 @@ class WorkflowHost:
 
     def _send_made(self, made: Made) -> None:
         try:
-            self._send(made)
-        except CodecError as error:
+            plain = _plain(made.outcome) if isinstance(made.outcome, Episode) else made.outcome
+            self._send(evolve(made, outcome=plain))
+        except (CodecError, TypeError, ValueError) as error:
             failed = EpisodeFailed(
                 "an episode does not travel from the process that made it",
-                why=f"{error.what}: {error.why}",
+                why=f"{error.what}: {error.why}" if isinstance(error, CodecError) else told(error),
                 fix="keep tensors and plain numbers in trajectories and metrics",
             )
             ending = made.ending and Ending(*made.ending)._replace(
-                ending=HowItEnded.FAILED.value, trajectories=(), metrics={}, reward=None, error=str(failed)
+                ending=HowItEnded.FAILED.value, trajectories=(), reward=None, error=str(failed)
             )
             self._send(evolve(made, outcome=failed, ending=ending and tuple(ending)))
 
     def _send(self, message: Message) -> None:
         self._line.put(pack(message))
 
-    def _tell(self, kind: str, values: Mapping[str, Any]) -> None:  # Any: plain data
+    def _tell(self, kind: str, **values: Any) -> None:  # Any: plain data
         self._send(Tell(kind=kind, fields=rows.carried(values)))
 
 
@@ -230,8 +238,8 @@ def _images(spec: EpisodeSpec) -> Prepare | None:
 
 def _plain(episode: Episode) -> Episode:
     """Return an episode whose numbers are Python's own, as far as a workflow may have numpy's or torch's."""
-    metrics = {str(name): float(value) for name, value in episode.metrics.items()}
     trajectories = [evolve(each, reward=float(each.reward)) for each in episode.trajectories]
+    metrics = {str(name): float(value) for name, value in episode.metrics.items()}
     return evolve(episode, metrics=metrics, trajectories=trajectories)
 
 
@@ -243,7 +251,6 @@ def _ending(ended: EndedEpisode | None) -> tuple[Any, ...] | None:  # Any: the f
         Ending(
             ending=ended.ending.value,
             trajectories=() if finished else tuple(ended.trajectories),
-            metrics={str(name): float(value) for name, value in ended.metrics.items()},
             reward=ended.reward,
             seconds=ended.seconds,
             replica=ended.replica,

@@ -82,7 +82,6 @@ class Ending(NamedTuple):
 
     ending: str
     trajectories: tuple[Trajectory, ...]
-    metrics: Mapping[str, float]
     reward: RewardResult | None
     seconds: float
     replica: str

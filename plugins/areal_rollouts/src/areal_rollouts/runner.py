@@ -76,7 +76,7 @@ class ProcessRunner(EpisodeRunner):
                 version=self._version(),
                 row=order.row,
                 trajectories=ending.trajectories if episode is None else episode.trajectories,
-                metrics=ending.metrics,
+                metrics={} if episode is None else episode.metrics,
                 reward=ending.reward,
                 started=time.time() - ending.seconds,
                 seconds=ending.seconds,
