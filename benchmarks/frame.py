@@ -22,6 +22,9 @@ from typing import Any, TypeVar
 
 from attrs import asdict, frozen
 
+from areal_core.plugins import devices
+from areal_core.plugins.registry import default_registry
+
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = Path(__file__).resolve().parent / "results"
 T = TypeVar("T")
@@ -132,11 +135,17 @@ def machine() -> dict[str, Any]:
     """Return processor, cores this process may use, load, and versions. Any: json."""
     return {
         "cpu": _cpu_model(),
+        "accelerators": accelerators(),
         "cores": num_cores(),
         "load": os.getloadavg()[0],
         "python": platform.python_version(),
         **{name: _version(name) for name in PACKAGES},
     }
+
+
+def accelerators() -> list[str]:
+    """Return the names of the accelerators of this machine."""
+    return [seen.name for kind in devices.accelerators(default_registry()) for seen in kind.see(os.environ)]
 
 
 def num_cores() -> int:

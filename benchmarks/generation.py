@@ -17,6 +17,7 @@ from pathlib import Path
 
 import frame
 import torch
+import workload
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
@@ -56,7 +57,7 @@ def theirs(model: torch.nn.Module, work: list[GenerationRequest], batch: int) ->
     steps, tokens, started = 0, 0, time.perf_counter()
     for first in range(0, len(work), batch):
         part = work[first : first + batch]
-        ids = torch.tensor([request.input_ids for request in part])
+        ids = torch.tensor([request.input_ids for request in part], device=model.device)
         longest = max(request.sampling.max_new_tokens for request in part)
         model.generate(  # type: ignore[operator]
             ids,
@@ -72,15 +73,18 @@ def theirs(model: torch.nn.Module, work: list[GenerationRequest], batch: int) ->
     return {"tokens_per_s": tokens / seconds, "ms_per_step": 1e3 * seconds / steps}
 
 
-async def measure(folder: Path, batch: int, rounds: int) -> dict[str, dict[str, float]]:
+async def measure(folder: Path, batch: int, rounds: int, device: str) -> dict[str, dict[str, float]]:
     """Alternate both sides and return medians per load."""
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    dtype = "float32" if device == "cpu" else "bfloat16"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
     vocabulary, draw = int(model.config.vocab_size), random.Random(1)
     loads = {"equal": [EQUAL] * batch, "ragged": [draw.randint(*RAGGED) for _ in range(4 * batch)]}
     engines = {}
     for name, deterministic in (("reference", False), ("deterministic", True)):
         engines[name] = ReferenceInferenceEngine(ReferenceInferenceConfig(deterministic=deterministic))
-        await engines[name].start(InferenceSpec(model_path=str(folder), max_concurrent=batch))
+        await engines[name].start(
+            InferenceSpec(model_path=str(folder), max_concurrent=batch, device=device, dtype=dtype)
+        )
     table: dict[str, dict[str, float]] = {}
     for load, lengths in loads.items():
         work, seen = requests(lengths, vocabulary, load), dict[str, list[dict[str, float]]]()
@@ -97,26 +101,45 @@ async def measure(folder: Path, batch: int, rounds: int) -> dict[str, dict[str, 
     return table
 
 
+def _size(device: str) -> str:
+    return "tiny" if device == "cpu" else "medium"
+
+
+def _made(scratch: Path, device: str) -> Path:
+    if device == "cpu":
+        return make_tiny_model(scratch / "model", vocab_size=30)
+    return workload.make_model(scratch, _size(device))
+
+
 def main() -> int:
     """Measure and report; the result is that of the ragged load."""
     parser = frame.parser(__doc__)
-    parser.add_argument("--model", type=Path, help="a model folder; a 76k-parameter Qwen3 is made if not given")
+    parser.add_argument(
+        "--model", type=Path, help="a model folder; one of 76k parameters is made if not given, on a GPU of 0.3 billion"
+    )
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: in bfloat16")
     arguments = parser.parse_args()
     frame.one_thread()
     batch, rounds = (8, 1) if arguments.quick else (arguments.batch, arguments.rounds)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
-        folder = arguments.model or make_tiny_model(Path(scratch) / "model", vocab_size=30)
-        table = asyncio.run(measure(folder, batch, rounds))
+        folder = arguments.model or _made(Path(scratch), arguments.device)
+        table = asyncio.run(measure(folder, batch, rounds, arguments.device))
     result = frame.Result(
-        name="generation",
+        name="generation" if arguments.device == "cpu" else f"generation_{arguments.device}",
+        script="generation",
         ratio=table["ragged"]["ratio"],
         target=None,
         what="tokens/s of the reference generator / of transformers' generate, ragged lengths",
-        details={"batch": batch, "model": str(arguments.model or "tiny"), "threads": torch.get_num_threads(), **table},
+        details={
+            "batch": batch,
+            "model": str(arguments.model or _size(arguments.device)),
+            "threads": torch.get_num_threads(),
+            **table,
+        },
     )
     return frame.finish(result, quick=arguments.quick)
 

@@ -21,7 +21,7 @@ from typing import Any
 import frame
 import torch
 import workload
-from attrs import asdict, frozen
+from attrs import asdict, evolve, frozen
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -82,7 +82,7 @@ ON_CPU = (
     Case(backend="fsdp:d1", lengths=SQUARE),
 )
 """The first of `small` with d decide the verdict. Backends that are not installed are left out."""
-_GPU = {"size": "large", "device": "cuda", "num_sequences": 64}
+_GPU = {"size": "large", "device": "cuda", "num_sequences": 64, "repeats": 9}
 ON_CUDA = (
     *(Case(backend=text, **_GPU) for text in ("fsdp:d1", "archon:d1", "megatron:d1")),
     *(Case(backend=f"{name}:d1", options={"compile": True}, **_GPU) for name in ("fsdp", "archon")),
@@ -90,7 +90,8 @@ ON_CUDA = (
     Case(backend="archon:d1", options={"activation_checkpointing": "selective"}, **_GPU),
     Case(backend="archon:d1", lengths=SQUARE, **_GPU),
 )
-"""A Qwen2-class model of 1.3 billion random parameters, bfloat16 products, float32 masters."""
+"""A Qwen2-class model of random parameters, 1.3 billion unless `--size` says otherwise; bfloat16 products, float32
+masters."""
 
 
 def one_rank(folder: Path, case: Case, side: str, rank: int) -> dict[str, Any]:
@@ -273,6 +274,8 @@ def main() -> int:
     parser.add_argument("--rank", nargs=4, metavar=("RANK", "FOLDER", "CASE", "SIDE"))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="backends: fsdp, or fsdp:d2; all that are installed")
+    parser.add_argument("--size", choices=("medium", "large"), help="with cuda: another model than the large one")
+    parser.add_argument("--plain", action="store_true", help="leave out cases with options")
     options = parser.parse_args()
     if options.rank:
         rank, folder, case, side = options.rank
@@ -281,8 +284,16 @@ def main() -> int:
     names = options.only or default_registry().names("train")
     known = ON_CPU if options.device == "cpu" else ON_CUDA
     cases = [case for case in known if case.backend in names or _name(case) in names]
+    if options.plain:
+        cases = [case for case in cases if not case.options]
+    if options.size and options.device != "cpu":
+        cases = [evolve(case, size=options.size) for case in cases]
     if options.quick:
-        cases = [Case(backend=case.backend, size="tiny", repeats=2) for case in cases if not case.options][:3]
+        cases = [
+            Case(backend=case.backend, size="tiny", repeats=2, device=options.device)
+            for case in cases
+            if not case.options
+        ][:3]
     with tempfile.TemporaryDirectory() as scratch:
         found = {case.title: measure(Path(scratch), case) for case in cases}
     judged = [case for case in cases if not case.options and case.lengths == LONG_TAILED and case.size != "tiny"]

@@ -7,7 +7,7 @@ Does not know: any engine of areal.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +21,25 @@ from areal_torch.testing.batches import make_batch
 from areal_torch.testing.models import make_tiny_model
 
 LR = 1e-3
+QWEN2: Mapping[str, Mapping[str, Any]] = {
+    "medium": {"hidden": 896, "layers": 24, "heads": 14},
+    "large": {"hidden": 1536, "layers": 28, "heads": 12},
+}
 WORDS, WEIGHTS = (1, 2, 3, 4, 6), (50, 25, 12, 8, 5)
 """As in the data set `long_spell`: most answers are short, a few are long."""
 
 
 def make_model(folder: Path, size: str) -> Path:
-    """Write a model folder: `tiny` is the quickstart's (76k parameters), `small` has 4 million, `large` 1.3 billion."""
+    """Write a model folder: `tiny` is the quickstart's (76k parameters), `small` has 4 million.
+
+    `medium` and `large` are Qwen2-class models of 0.3 and 1.3 billion.
+    """
     _no_progress_bars()
     if size == "tiny":
         return make_spell_model(folder / size, seed=1)
-    if size == "large":
-        return make_tiny_model(
-            folder / size,
-            kind="qwen2",
-            vocab_size=151936,
-            hidden=1536,
-            layers=28,
-            heads=12,
-            kv_heads=2,
-            max_position=8192,
-        )
+    if size in QWEN2:
+        shape = {"kind": "qwen2", "vocab_size": 151936, "kv_heads": 2, "max_position": 8192}
+        return make_tiny_model(folder / size, **shape, **QWEN2[size])
     return make_tiny_model(folder / size, vocab_size=2048, hidden=256, layers=6, heads=8, kv_heads=4, max_position=1024)
 
 
