@@ -113,3 +113,13 @@ def test_a_tiny_model_with_images_sees_them(tmp_path: Path) -> None:
 
     assert (start, model.config.image_token_id) == (64, placeholder)
     assert float((seen[0] - seen[1]).abs().max()) > 0.01
+
+
+def test_a_vocabulary_may_be_as_large_as_that_of_a_real_model(tmp_path: Path) -> None:
+    """Every id has a character of its own, none of them half of one."""
+    path = make_tiny_model(tmp_path, vocab_size=151936, hidden=8, layers=1, heads=1, kv_heads=1)
+
+    tokenizer = AutoTokenizer.from_pretrained(path)
+
+    assert len(tokenizer) == 151936
+    assert tokenizer.encode(tokenizer.decode([34000, 151935])) == [34000, 151935]

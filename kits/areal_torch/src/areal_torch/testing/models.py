@@ -7,6 +7,7 @@ Does not know: who loads it.
 from __future__ import annotations
 
 import json
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -174,5 +175,5 @@ def _vision(kind: str, hidden: int) -> dict[str, Any]:
 def _characters(vocab_size: int) -> str:
     num_characters = vocab_size - len(SPECIAL_TOKENS)
     known = "".join(dict.fromkeys(SPELL_CHARACTERS + _REST_OF_ASCII))
-    more = "".join(chr(0x4E00 + number) for number in range(num_characters - len(known)))
-    return (known + more)[:num_characters]
+    more = chain(range(0x4E00, 0xD800), range(0xE000, 0x110000))  # between them are halves of characters
+    return (known + "".join(map(chr, islice(more, max(0, num_characters - len(known))))))[:num_characters]
