@@ -13,9 +13,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 from attrs import field, frozen
@@ -24,9 +25,12 @@ from tests.benches.network import Network
 from areal_core.worker.rendezvous import free_port
 
 PORT = 6379
-RAY = (sys.executable, "-c", "from ray.scripts.scripts import main; main()")
+_MAIN = "from ray.scripts.scripts import main; main()"
+_SAYING = "from ray._private import utils; utils.compute_version_info = lambda: {says!r}; "
+RAY = (sys.executable, "-c", _MAIN)
 _STORE_BYTES = str(128 << 20)
 _PATIENCE_S = 90.0
+_ALIKE: Mapping[int, Sequence[str]] = MappingProxyType({})
 
 
 @frozen
@@ -64,8 +68,15 @@ class RayHosts:
 
 
 @contextmanager
-def ray_hosts(network: Network, folder: Path, num_cpus: int = 1) -> Iterator[RayHosts]:
-    """Start Ray on every machine of a network, with so many processors on all but the head."""
+def ray_hosts(
+    network: Network, folder: Path, num_cpus: int = 1, unlike: Mapping[int, Sequence[str]] = _ALIKE
+) -> Iterator[RayHosts]:
+    """Start Ray on every machine of a network.
+
+    Args:
+        num_cpus: processors of all but the head.
+        unlike: number of a machine -> the words that start Ray on it, where it is unlike the others.
+    """
     environ = _environ(folder)
     hosts = RayHosts(network, environ)
     started: list[subprocess.Popen[bytes]] = []
@@ -78,7 +89,7 @@ def ray_hosts(network: Network, folder: Path, num_cpus: int = 1) -> Iterator[Ray
             path = folder / f"host-{number}.log"
             with path.open("wb") as log:
                 quiet = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
-                started.append(subprocess.Popen([*hosts.inside(number), *words], **quiet))  # type: ignore[call-overload]
+                started.append(subprocess.Popen([*hosts.inside(number), *unlike.get(number, ()), *words], **quiet))  # type: ignore[call-overload]
             _await_start(path)
         yield hosts
     finally:
@@ -96,13 +107,19 @@ def _await_start(log: Path) -> None:
 
 
 @contextmanager
-def one_machine() -> Iterator[tuple[list[str], str]]:
-    """Start a cluster of this machine, on loopback; yield its variables, as `env` takes them, and its dashboard."""
+def one_machine(says: tuple[str, str] | None = None) -> Iterator[tuple[list[str], str]]:
+    """Start a cluster of this machine, on loopback; yield its variables, as `env` takes them, and its dashboard.
+
+    Args:
+        says: the versions of Ray and Python that it says it has; None for the truth.
+    """
+    start = [*RAY[:2], _SAYING.format(says=says) + _MAIN] if says else [*RAY]
     with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as folder:
         environ = [f"{name}={value}" for name, value in _environ(Path(folder)).items()]
         environ.append("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0")  # loopback only
         ports = (free_port("127.0.0.1"), free_port("127.0.0.1"))
-        words = [*RAY, "start", "--head", "--port", str(ports[0]), "--dashboard-port", str(ports[1]), "--num-cpus", "8"]
+        words = [*start, "start", "--head", "--port", str(ports[0]), "--dashboard-port", str(ports[1])]
+        words += ["--num-cpus", "8"]
         words += ["--min-worker-port", "33000", "--max-worker-port", "39999"]  # where `free_port` finds none
         log = Path(folder) / "head.log"
         with log.open("wb") as out:

@@ -35,6 +35,7 @@ from areal_local.scheduler.private_folder import PrivateFolder, private_roots
 T = TypeVar("T")
 LOCAL = "local"
 _KNOCK_S = 5.0
+_LISTENS = "something listens there, but is no Ray cluster, or one that this process has no right token for"
 _MAX_ROOT = 24
 """Letters of a path that Ray's sockets still fit below."""
 _STORE_BYTES = 1 << 30
@@ -160,7 +161,7 @@ class _Link:
                 _initialize(address=address)
             except ConnectionError as error:
                 if address != "auto":
-                    raise _unreachable(address, str(error)) from error
+                    raise _unreachable(address, f"{error}: {_LISTENS}") from error
             except (RuntimeError, RayError) as error:
                 raise _refused(address, error) from error
             else:

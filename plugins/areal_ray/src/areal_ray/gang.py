@@ -31,6 +31,8 @@ class Gang:
     """Of each worker that owns no devices but shares some, in rank order."""
     lender: Gang | None = None
     """Whose devices those are: what Ray keeps for it is kept for as long as this one needs them."""
+    share: Mapping[str, float] = field(factory=dict)
+    """What each worker takes of Ray's resources."""
 
 
 def no_more_needed(ended: Gang, living: Collection[Gang]) -> list[PlacementGroup]:

@@ -17,6 +17,8 @@ from areal_core.contract.scheduler import Job
 NODE_LABEL = "ray.io/node-id"
 _UNCOUNTED = 0.001
 """Of a processor: Ray takes no bundle of nothing."""
+_RAYS_OWN = ("node:", "object_store", "acc", "bundle_group")
+"""How names of resources begin that no user asks for."""
 
 
 @frozen(kw_only=True)
@@ -118,20 +120,24 @@ def shortage(wanted: Wish, machines: Sequence[Machine]) -> str:
 
     Example: "2 x [CPU 1, GPU 4] asked for; there is node-a (10.0.0.1) with CPU 8, GPU 2"
     """
-    allowed = [
-        each for each in machines if any(wanted.may_be_on(number, each) for number in range(len(wanted.bundles)))
-    ]
+    allowed = _allowed(wanted, machines)
     times = [_times(each, wanted.bundles[0]) for each in allowed]
     room = sum(min(each, 1) for each in times) if wanted.spread else sum(times)
-    return "" if room >= len(wanted.bundles) else described(wanted, allowed)
+    return "" if room >= len(wanted.bundles) else described(wanted, machines)
 
 
 def described(wanted: Wish, machines: Sequence[Machine]) -> str:
-    """Return what is asked for and what there is in all."""
-    there = "; ".join(f"{each.name} ({each.address}) with {_amounts(each.resources)}" for each in machines)
+    """Return what is asked for, and what there is in all on the machines it may be on."""
+    allowed = _allowed(wanted, machines)
+    there = "; ".join(f"{each.name} ({each.address}) with {amounts(each.resources)}" for each in allowed)
     spread = " on as many machines" if wanted.spread else ""
-    asked = f"{len(wanted.bundles)} x [{_amounts(wanted.bundles[0])}]{spread} asked for"
+    asked = f"{len(wanted.bundles)} x [{amounts(wanted.bundles[0])}]{spread} asked for"
     return f"{asked}; there is {there or 'no machine it may be on'}"
+
+
+def _allowed(wanted: Wish, machines: Sequence[Machine]) -> list[Machine]:
+    bundles = range(len(wanted.bundles))
+    return [each for each in machines if any(wanted.may_be_on(number, each) for number in bundles)]
 
 
 def _share(job: Job, device: Device | None, count_cpus: bool) -> dict[str, float]:
@@ -168,10 +174,9 @@ def _times(machine: Machine, bundle: Mapping[str, float]) -> int:
     return int(min(machine.resources.get(name, 0.0) // amount for name, amount in bundle.items()))
 
 
-def _amounts(resources: Mapping[str, float]) -> str:
-    shown = {
-        name: amount for name, amount in resources.items() if not name.startswith(("node:", "object_store", "acc"))
-    }
+def amounts(resources: Mapping[str, float]) -> str:
+    """Return resources for people, without those Ray keeps for itself. Example: "CPU 8, memory 16 GiB" """
+    shown = {name: amount for name, amount in resources.items() if not name.startswith(_RAYS_OWN)}
     return ", ".join(f"{name} {_amount(name, amount)}" for name, amount in sorted(shown.items())) or "nothing"
 
 

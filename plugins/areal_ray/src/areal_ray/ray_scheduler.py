@@ -28,7 +28,17 @@ from areal_ray.cluster import Cluster, join
 from areal_ray.config import RayConfig
 from areal_ray.gang import Gang, machines_beside, no_more_needed, shared_devices
 from areal_ray.manifest import RAY
-from areal_ray.placement import NODE_LABEL, Machine, Wish, described, machines_of, shortage, wish, wish_of_guests
+from areal_ray.placement import (
+    NODE_LABEL,
+    Machine,
+    Wish,
+    amounts,
+    described,
+    machines_of,
+    shortage,
+    wish,
+    wish_of_guests,
+)
 from areal_ray.ray_worker import RayWorker
 from areal_ray.relay import Relay, carried
 
@@ -137,6 +147,7 @@ class RayScheduler:
             device = device_named(default_registry(), job.device)
             wanted = wish(job, device, machines, machines_beside(job, self._gangs), count_cpus=not cluster.own)
         gang.group = await self._room(job, wanted, machines)
+        gang.share = wanted.share
         nodes = placement_group_table(gang.group)["bundles_to_node_id"]
         bundles = wanted.bundle_of or sorted(range(job.num_workers), key=lambda bundle: (nodes[bundle], bundle))
         addresses = {each.id: _LOOPBACK if cluster.own else each.address for each in await _machines()}
@@ -167,10 +178,17 @@ class RayScheduler:
         except BaseException as error:
             remove_placement_group(group)
             if isinstance(error, TimeoutError):
-                why = f"nothing became free within {limit_s:g} s"
+                why = f"nothing became free within {limit_s:g} s; {await self._taken()}"
                 raise _no_room(job, described(wanted, machines), why) from None
             raise
         return group
+
+    async def _taken(self) -> str:
+        """Return what nobody holds now, and what this run does."""
+        free = amounts(await asyncio.to_thread(ray.available_resources))
+        placed = {role: gang for role, gang in self._gangs.items() if gang.workers}
+        ours = ", ".join(f"{role} {len(gang.workers)} x [{amounts(gang.share)}]" for role, gang in placed.items())
+        return f"free now: {free}; this run holds: {ours or 'nothing'}"
 
     async def _begin(self, gang: Gang) -> None:
         shared = [devices for _, devices in gang.shared] or [()] * len(gang.workers)

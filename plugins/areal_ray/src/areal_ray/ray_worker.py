@@ -24,12 +24,14 @@ from areal_local.scheduler.birth import log_name
 from areal_local.scheduler.process import log_tail
 from areal_local.scheduler.rpc import RpcClient
 from areal_ray.news import News, packed, unpacked
-from areal_worker import schema
+from areal_ray.versions import versions
 from areal_worker.codec import Frame, decode, encode
 
 _SIGNS_PER_DEADLINE = 4
 _KILL_S = 5.0
 _UNBEGUN_S = 1.0
+_OTHER_VERSION = ("No module named", "cannot import name", "has no attribute 'begin'", "positional argument")
+"""In what Ray tells of a relay that could not be made there, or is none that this process knows."""
 
 
 class RayWire:
@@ -63,7 +65,7 @@ class RayWorker:
         self.id, self.host, self.node = f"{job.role}/{rank}", host, node
         self.devices: tuple[str, ...] = ()
         self.clock_ahead_s = 0.0
-        """How far the clock of its host is ahead of the controller's."""
+        """How far the clock of its host is ahead of the controller's, at least."""
         self._job, self._rank, self._relay = job, rank, relay
         self._log_path = folder / log_name(job, rank)
         self._status = WorkerStatus(
@@ -101,13 +103,11 @@ class RayWorker:
             self._log_path.open("ab").close()
         except OSError as exc:
             raise StorageError(f"the log {self._log_path} cannot be written", why=str(exc)) from exc
-        given = (
-            self._job, self._rank, self.host, heartbeat_timeout_s, schema.fingerprint(), tuple(devices), variables,
-        )  # fmt: skip
-        (line,) = encode(given)
+        (line,) = encode((self._job, self._rank, heartbeat_timeout_s, tuple(devices), variables))
         asked = time.time()
         try:
-            answer = decode(unpacked(await self._relay.begin.remote(bytes(line)), num_plain=1))
+            begun = await self._relay.begin.remote(self.id, self.host, versions(), bytes(line))
+            answer = decode(unpacked(begun, num_plain=1))
         except RayError as error:
             raise _no_relay(self.id, self.host, error) from error
         self._begun = True
@@ -115,7 +115,7 @@ class RayWorker:
             await self._keep_log(0.0)
             raise answer
         pid, self.devices, there = answer
-        self.clock_ahead_s = there - (asked + time.time()) / 2
+        self.clock_ahead_s = there - min(max(there, asked), time.time())
         self._status = attrs.evolve(self._status, state=WorkerState.RUNNING, pid=pid)
         self._listener = asyncio.create_task(self._listen(heartbeat_timeout_s), name=f"areal-news-{self.id}")
 
@@ -194,7 +194,7 @@ def _nobody(frames: list[Frame]) -> None:
 
 def _no_relay(worker: str, host: str, error: RayError) -> ArealError:
     what, why = f"worker {worker} cannot be started on host {host}", _brief(error)
-    if "No module named" in why:
+    if any(sign in str(error) for sign in _OTHER_VERSION):
         fix = "install areal-ray, in the version of the controller, for the Python that Ray runs there"
         return ResourceError(what, why=why, fix=fix)
     return WorkerDied(what, why=why, fix="look at that machine: ray list nodes, ray logs")
@@ -202,5 +202,5 @@ def _no_relay(worker: str, host: str, error: RayError) -> ArealError:
 
 def _brief(error: RayError) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    missing = [line for line in lines if "No module named" in line]
-    return [*missing, *lines, type(error).__name__][0]
+    missing = [line for line in lines if any(sign in line for sign in _OTHER_VERSION)]
+    return [*missing[-1:], *lines, type(error).__name__][0]

@@ -33,7 +33,7 @@ from areal_local.scheduler.environment import interpreter, worker_environment
 from areal_local.scheduler.local_worker import LocalWorker
 from areal_local.scheduler.private_folder import PrivateFolder, private_roots
 from areal_ray.news import InOrder, News, Packed, packed, unpacked
-from areal_worker import schema
+from areal_ray.versions import difference, versions
 from areal_worker.codec import Frame, decode, encode
 
 LOOK_S = 0.1
@@ -66,26 +66,30 @@ class Relay:
         self._log_read = 0
         self._news = asyncio.Event()
 
-    async def begin(self, given: bytes) -> Packed:
+    async def begin(self, worker: str, host: str, wanted: Mapping[str, str], given: bytes) -> Packed:
         """Start the worker and wait until it answers. Takes and returns encoded values; an error is returned, too.
 
-        Returns its process id and the ids of its devices.
+        Returns its process id, the ids of its devices, and what its host's clock says.
+
+        Args:
+            worker: its name.
+            host: the address of this machine.
+            wanted: the controller's `versions`; where others are, `given` may mean something else.
         """
+        machine = f"{socket.gethostname()} ({host})"
         try:
-            job, rank, at, heartbeat_s, fingerprint, devices, variables = decode([given])
-            if fingerprint != schema.fingerprint():
-                raise ResourceError(
-                    f"{job.role}/{rank} cannot serve this run",
-                    why=f"host {socket.gethostname()} has another version of areal-core than the controller",
-                    fix="install the same one there",
-                )
+            why, fix = difference(wanted, versions(), machine)
+            if why:
+                raise ResourceError(f"worker {worker} cannot serve this run", why=why, fix=fix)
+            job, rank, heartbeat_s, devices, variables = decode([given])
             ids = tuple(devices or _given_by_ray(job))
-            self._worker = self._start(job, rank, at, ids, variables)
+            self._worker = self._start(job, rank, host, ids, variables)
             await self._worker.become_ready(self._context, self._keys, max_gap_s=2 * LOOK_S)
             self._watch = asyncio.create_task(self._look(heartbeat_s))
             return packed(encode((self._worker.process.pid, ids, time.time())))
         except ArealError as error:
-            return packed(encode(_at_host(error)))
+            why = error.why if machine in error.why else f"{error.why} (on host {machine})".strip()
+            return packed(encode(type(error)(error.what, why=why, fix=error.fix)))
 
     async def send(self, number: int, message: Packed) -> None:
         """Pass messages on in the order of their numbers, whatever order they come in."""
@@ -203,7 +207,3 @@ def _given_by_ray(job: Job) -> Sequence[str]:
     (resource,) = [device.resource for device in accelerators(default_registry()) if device.name == job.device]
     ids: Sequence[str] = ray.get_runtime_context().get_accelerator_ids().get(resource, ())
     return ids
-
-
-def _at_host(error: ArealError) -> ArealError:
-    return type(error)(error.what, why=f"{error.why} (on host {socket.gethostname()})".strip(), fix=error.fix)
