@@ -20,6 +20,9 @@ app.command("areal_conformance.cli.run:run", name="run", help="Check a backend a
 app.command("areal_conformance.cli.listing:show_list", name="list", help="List the checks.")
 app.command("areal_conformance.cli.listing:explain", name="explain", help="Explain one check in full.")
 app.command("areal_conformance.cli.reports:compare_reports", name="compare", help="Compare two reports.")
+app.command(
+    "areal_conformance.cli.mutate:mutate", name="mutate", help="Change a backend's source; see what no check sees."
+)
 app.command("areal_proof.command:self_test", name="self-test", help="Test the suite on deliberately broken backends.")
 
 ledger = App(name="ledger", help="Work on a ledger of known failures.", help_format="plaintext")

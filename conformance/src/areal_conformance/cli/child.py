@@ -82,7 +82,7 @@ def follow(
         arguments, env=dict(environment), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
     )
     story, reader = Story(), Reader(journal)
-    with _stoppable():
+    with stoppable():
         try:
             ended = _watch(process, story, reader, tell)
         except KeyboardInterrupt:
@@ -96,7 +96,7 @@ def follow(
 
 
 @contextlib.contextmanager
-def _stoppable() -> Iterator[None]:
+def stoppable() -> Iterator[None]:
     """Let what ends this process end the child first: it and its servers would go on for nobody."""
 
     def stop(_number: int, _frame: object) -> None:

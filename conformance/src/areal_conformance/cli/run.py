@@ -89,7 +89,7 @@ def run(
         )
         names_one_target(asked)
         if report is not None:
-            _open_folder(report)
+            open_folder(report)
     except ArealError as error:
         return _refused(f"{type(error).__name__}: {error}")
     with tempfile.TemporaryDirectory(prefix="areal-conformance-run-") as scratch:
@@ -176,7 +176,7 @@ def _tell_row(line: object, row: Row) -> None:
         line(f"  {text}")
 
 
-def _open_folder(report: Path) -> None:
+def open_folder(report: Path) -> None:
     """Make the folder of the reports now: not being able to write must not show after an hour of checks.
 
     Raises:

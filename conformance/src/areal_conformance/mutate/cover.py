@@ -1,0 +1,143 @@
+"""Which checks run which lines of a backend, and how long each takes: one pass over the backend as it is.
+
+Every check is made in a process of its own, so its lines are its own, also those of processes that it starts. Lines
+that run while a module is imported are not counted: they are everybody's.
+
+Knows: how lines become the checks that look at a mutant.
+Does not know: how a line is seen (`hook`).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from attrs import define, field, frozen
+
+from areal_conformance.mutate.child import LOADING
+from areal_conformance.mutate.mutants import Mutant
+from areal_conformance.mutate.process import START_S, Late, Line, Zygote
+from areal_conformance.mutate.source import Source
+from areal_conformance.outcome import Outcome
+
+LIMIT_S = 600.0
+"""For one check that is traced; its own deadline ends it sooner."""
+
+
+@frozen(kw_only=True)
+class Made:
+    """One check on the backend as it is."""
+
+    check: str
+    outcome: str
+    seconds: float
+    message: str = ""
+
+
+@define
+class Coverage:
+    """Lines by check. Example: coverage.checks_at(source, mutant) == ("infer.pause.freezes",), the cheapest first."""
+
+    made: dict[str, Made] = field(factory=dict)
+    lines: dict[str, dict[Path, set[int]]] = field(factory=dict)
+    """Check -> file -> lines."""
+
+    def files(self) -> set[Path]:
+        """Return every file that some check ran."""
+        return {path for files in self.lines.values() for path in files}
+
+    def checks_at(self, source: Source, mutant: Mutant) -> tuple[str, ...]:
+        """Return the passing checks that run a mutant's statement, the cheapest first.
+
+        What runs while the module is imported, a constant or the default of an argument, is looked at by the checks
+        that run the function it is a default of, or any function of the module; all of them for a module without.
+        """
+        wanted = watched_lines(source, mutant)
+        found = [key for key, files in self.lines.items() if files.get(source.path, set()) & wanted]
+        return tuple(sorted(found, key=lambda key: self.made[key].seconds))
+
+    def drop(self, made: Made) -> None:
+        """Use a check no more: it ended otherwise than before on the backend as it is."""
+        self.made[made.check] = made
+        self.lines.pop(made.check, None)
+
+
+def watched_lines(source: Source, mutant: Mutant) -> set[int]:
+    """Return the lines of which one runs if, and only if, what a mutant changes is looked at."""
+    node = mutant.change.node
+    if source.function(node) is not None:
+        return _head(source.statement(node))
+    owner = source.statement(node)
+    if isinstance(owner, ast.FunctionDef | ast.AsyncFunctionDef):
+        return _body(owner)
+    functions = [one for one in ast.walk(source.tree) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+    if not functions:
+        return set(range(1, source.text.count(b"\n") + 2))
+    return {line for one in functions for line in _body(one)}
+
+
+def _head(statement: ast.stmt) -> set[int]:
+    """Return a statement's lines, without those of statements inside it."""
+    assert statement.end_lineno is not None
+    inner = getattr(statement, "body", None)
+    last = max(statement.lineno, inner[0].lineno - 1) if inner else statement.end_lineno
+    return set(range(statement.lineno, last + 1))
+
+
+def _body(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[int]:
+    assert function.end_lineno is not None
+    return set(range(function.body[0].lineno, function.end_lineno + 1))
+
+
+def measure(
+    zygote: Zygote,
+    locator: Mapping[str, Any],
+    checks: Iterable[str],
+    trace: Iterable[Path],
+    tell: Callable[[Made], None],
+) -> Coverage:
+    """Make every check once, and keep the lines of those that pass. Any: a locator as JSON.
+
+    Args:
+        trace: Folders and files whose lines are told.
+    """
+    coverage = Coverage()
+    prefixes = [f"{path}/" if path.is_dir() else str(path) for path in trace]
+    for number, key in enumerate(checks):
+        to = zygote.folder / f"lines-{number}.txt"
+        given = {"locator": dict(locator), "check": key, "trace": prefixes, "to": str(to)}
+        try:
+            lines, code = zygote.do("areal_conformance.mutate.child:cover", _limit, **given)
+        except Late as error:
+            lines, code = error.lines, 0
+        made = _made(key, lines, code)
+        coverage.made[key] = made
+        if made.outcome == Outcome.PASS:
+            coverage.lines[key] = read_lines(to)
+        to.unlink(missing_ok=True)
+        tell(made)
+    return coverage
+
+
+def read_lines(path: Path) -> dict[Path, set[int]]:
+    """Read what `hook` wrote."""
+    found: dict[Path, set[int]] = {}
+    for text in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        name, _, line = text.rpartition(":")
+        if line.isdecimal():
+            found.setdefault(Path(name).resolve(), set()).add(int(line))
+    return found
+
+
+def _limit(_line: Line) -> float:
+    return max(LIMIT_S, START_S)
+
+
+def _made(key: str, lines: list[Line], code: int) -> Made:
+    for line in lines:
+        if line.get("ended") in (key, LOADING):
+            return Made(check=key, outcome=line["outcome"], seconds=line["seconds"], message=line["message"])
+    why = f"the process ended with {code}" if code else "it did not end in time"
+    return Made(check=key, outcome=Outcome.ERROR, seconds=LIMIT_S, message=why)
