@@ -71,6 +71,28 @@ def test_a_run_starts_again_by_itself_when_its_trainer_is_killed(tmp_path: Path,
     assert kept == Counter((task, member) for task in range(8 * 16) for member in range(8))
 
 
+def test_a_killed_rollout_process_costs_no_episode(tmp_path: Path, model: Path) -> None:
+    """Another comes, what the lost one was making is made again, and each prompt is trained once."""
+    folder = tmp_path / "run"
+    settings = ("steps=1000", "rollout.processes=2", "evaluation.every_steps=0")
+    with live_run(command(folder, model, *settings), folder) as run:
+        run.wait_for_step(3)
+        run.worker("workflow").kill()
+        run.wait_for_event("rollout_process_joined")
+        run.wait_for_step(len(run.steps()) + 3)
+        run.send(signal.SIGINT)
+        code, output = run.wait()
+
+        steps, summary = len(run.steps()), run.summary()
+        assert code == 130, output
+        assert "rollout process workflow/0 is lost, it is replaced" in output
+        assert (summary["status"], summary["restarts"], summary["episodes_failed"]) == ("stopped", 0, 0)
+        _nothing_left(run)
+    with Reader(folder) as reader:
+        kept = Counter((each["task_index"], each["member"]) for each in reader.facts(Filter(fate="trained")))
+    assert kept == Counter((task, member) for task in range(steps * 16) for member in range(8))
+
+
 def test_a_killed_controller_takes_everything_with_it(tmp_path: Path, model: Path) -> None:
     """Workers, reward processes and shared memory are gone by themselves."""
     folder = tmp_path / "run"

@@ -44,10 +44,11 @@ SETTINGS = (
 
 
 @pytest.mark.slow
-def test_staleness_zero_is_a_plain_synchronous_loop_bit_for_bit(tmp_path: Path, model: Path) -> None:
-    """Same rewards at every step, same weights at the end, though one side is four processes and a scheduler."""
+@pytest.mark.parametrize("processes", [0, 2])
+def test_staleness_zero_is_a_plain_synchronous_loop_bit_for_bit(tmp_path: Path, model: Path, processes: int) -> None:
+    """Same rewards at every step, same weights at the end, though one side is many processes and a scheduler."""
     folder = tmp_path / "run"
-    with live_run(command(folder, model, *SETTINGS), folder) as run:
+    with live_run(command(folder, model, *SETTINGS, f"rollout.processes={processes}"), folder) as run:
         code, output = run.wait()
     assert code == 0, output
     config = load_config(preset_path("spell"), [f"model.path={model}", *SETTINGS])

@@ -480,19 +480,19 @@ class Run:
     def _store(self, tokenizer: Any, events: EventLog) -> EpisodeStore | None:  # Any: a transformers tokenizer
         keep, root = self._config.episodes.keep, self._folder.root
         make: OpenEpisodeStore | None = extension("episodes") if keep else None
+        return None if make is None else make(root, keep=keep, tokenizer=tokenizer, tell=partial(self._tell, events))
 
-        def tell(kind: str, **fields: Any) -> None:  # Any: JSON
-            if "says" in fields:  # first: the events may lie on the same full disk
-                self._view.note(str(fields["says"]))
-            events.write(kind, **fields)
-
-        return None if make is None else make(root, keep=keep, tokenizer=tokenizer, tell=tell)
+    def _tell(self, events: EventLog, kind: str, **fields: Any) -> None:  # Any: JSON
+        """Write an event, and show what it says."""
+        if "says" in fields:  # first: the events may lie on a full disk
+            self._view.note(str(fields["says"]))
+        events.write(kind, **fields)
 
     def _elsewhere(self, scheduler: Scheduler, events: EventLog) -> EpisodesElsewhere | None:
         """Return the processes that workflows and rewards run in; None if that is this one."""
         if not self._config.rollout.processes:
             return None
-        made = need("rollout_processes", "rollout.processes")(self._plan, scheduler, events.write)
+        made = need("rollout_processes", "rollout.processes")(self._plan, scheduler, partial(self._tell, events))
         assert isinstance(made, EpisodesElsewhere)
         return made
 

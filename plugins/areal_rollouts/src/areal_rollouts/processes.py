@@ -121,7 +121,10 @@ class RolloutProcesses:
         """Go on without a process, and start another if one may be replaced."""
         self._routing.remove(process)
         self._processes.pop(process.worker.id, None)
-        self._tell("rollout_process_lost", worker=process.worker.id, episodes=process.num_making, error=str(error))
+        name, episodes = process.worker.id, process.num_making
+        replaced = "it is replaced" if self._replacements else "it is not replaced"
+        says = f"rollout process {name} is lost, {replaced}; its {episodes} episodes are made again: {error.what}"
+        self._tell("rollout_process_lost", worker=name, episodes=episodes, error=str(error), says=says)
         task = asyncio.create_task(self._replace(process, error))
         self._coming.add(task)
         task.add_done_callback(self._coming.discard)
@@ -138,7 +141,7 @@ class RolloutProcesses:
             self._given_up(failed)
         else:
             self._join(worker)
-            self._tell("rollout_process_joined", worker=worker.id, host=worker.host)
+            self._tell("rollout_process_joined", worker=worker.id, host=worker.host, says=f"{worker.id} makes episodes")
 
     def _given_up(self, error: ArealError) -> None:
         """Remember why there is one less, and end the waiting if there is none."""
