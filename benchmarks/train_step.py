@@ -147,7 +147,7 @@ def _engine(case: Case) -> TrainEngine:
 
 
 def _batch(case: Case) -> Batch:
-    batch = workload.long_tailed_batch(case.num_sequences, scale=1 if case.device == "cpu" else 8)
+    batch = workload.long_tailed_batch(case.num_sequences, scale=8 if case.size in workload.QWEN2 else 1)
     if case.lengths == LONG_TAILED:
         return batch
     longest = int(batch.lengths.max())

@@ -185,11 +185,12 @@ def test_the_flash_kernel_is_asked_in_the_words_of_this_torch(monkeypatch: pytes
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_flash_kernel_equals_the_dense_one() -> None:
-    """On a GPU in bfloat16: grouped queries, several lengths, output and gradient."""
+@pytest.mark.parametrize("head_dim", [64, 12])
+def test_the_kernel_of_a_gpu_equals_the_dense_one(head_dim: int) -> None:
+    """On a GPU in bfloat16: grouped queries, several lengths, output and gradient; flash takes multiples of eight."""
     generator = torch.Generator().manual_seed(0)
     batch = Batch.of({"input_ids": torch.zeros(90, dtype=torch.int64)}, {}, torch.tensor([40, 7, 43]))
-    inputs = [torch.randn(1, heads, 90, 64, generator=generator) for heads in (4, 2, 2)]
+    inputs = [torch.randn(1, heads, 90, head_dim, generator=generator) for heads in (4, 2, 2)]
     results = []
     for device, dtype in (("cuda", torch.bfloat16), ("cpu", torch.float32)):
         leaves = [tensor.to(device, dtype).requires_grad_() for tensor in inputs]

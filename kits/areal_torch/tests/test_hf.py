@@ -115,3 +115,12 @@ def test_devices_that_are_not_there_are_refused() -> None:
     with pytest.raises(CapabilityError, match="bfloat16"):
         compute_dtype("float16")
     assert open_device("cpu", 3) == torch.device("cpu")
+
+
+def test_products_in_float32_are_ones_wherever_an_engine_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch alone would have a GPU's convolutions keep eleven bits of them."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+
+    open_device("cpu", 0)
+
+    assert not torch.backends.cudnn.allow_tf32

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from areal_megatron import layers
 from areal_megatron.engine import MegatronEngine
 from areal_megatron.testing.host import answering
 
@@ -33,3 +34,15 @@ def test_a_rank_on_a_gpu_is_never_answered_for(device: str) -> None:
     before = torch.cuda.current_device
     with engine.around_pass():
         assert (torch.cuda.current_device is before) == (device == "cuda")
+
+
+@pytest.mark.parametrize(
+    ("device", "installed", "expected"), [("cpu", True, True), ("cuda", True, False), ("cuda", False, True)]
+)
+def test_layers_of_torch_stand_in_where_transformer_engine_is_missing(
+    monkeypatch: pytest.MonkeyPatch, device: str, installed: bool, expected: bool
+) -> None:
+    """A GPU computes with Transformer Engine's layers if it is there, and does not fail without it."""
+    monkeypatch.setattr(layers, "HAVE_TE", installed)
+
+    assert layers.torch_computes(device) == expected

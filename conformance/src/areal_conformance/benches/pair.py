@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -24,7 +25,7 @@ from torch import Tensor
 from areal_conformance.benches.base import Bench
 from areal_conformance.benches.models import tiny_model
 from areal_conformance.benches.pair_workers import InProcessWorker, Kept, KeptEngines
-from areal_conformance.outcome import HarnessError
+from areal_conformance.outcome import HarnessError, Inconclusive
 from areal_conformance.target import Target
 from areal_core.contract.batch import Batch
 from areal_core.contract.inference import Generation, GenerationRequest, InferenceSpec, PauseMode, SamplingParams
@@ -36,6 +37,7 @@ from areal_core.fleet.pool import InferencePool
 from areal_core.fleet.task_groups import gather_or_cancel
 from areal_core.fleet.weight_sync import WeightSync, WeightUpdate
 from areal_core.loop.train_group import TrainGroup
+from areal_core.plugins.devices import count_visible
 from areal_core.worker.rendezvous import init_method
 from areal_torch.testing.batches import make_episode
 from areal_worker.service import InferenceHost, Place, TrainHost
@@ -281,9 +283,12 @@ class PairBench(Bench):
         await self._kept.close()
 
     async def _processes(self, stack: contextlib.AsyncExitStack, replicas: int) -> tuple[list[Worker], list[Worker]]:
+        own = self.target.locator
+        here = count_visible(self.train.registry, os.environ).get(own.device)
+        if here is not None and here <= replicas:
+            raise Inconclusive(f"{1 + replicas} workers own a {own.device} device each, and {here} are here")
         scheduler: Any = self.train.registry.build("scheduler", "local", {"log_dir": str(self.folder / "logs")})
         stack.push_async_callback(scheduler.close)
-        own = self.target.locator
 
         async def started(role: str, side: Target, count: int) -> list[Worker]:
             job = Job(role=role, engine_role=side.role, backend=side.name, num_workers=count)

@@ -158,11 +158,16 @@ def attend(query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling:
     kernel = _KERNELS.get(query.device.type)
     if kernel is not None:
         out = kernel(q, k, v, packing, scaling)
-    elif query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= 256:
+    elif query.is_cuda and query.dtype in (torch.bfloat16, torch.float16) and _suits_flash(query.shape[-1]):
         out = _flash(q, k, v, packing, scaling)
     else:
         out = _by_length(q, k, v, packing.runs, scaling)
     return out if context is None else context.to_tokens(out)
+
+
+def _suits_flash(head_dim: int) -> bool:
+    """Tell whether the variable-length kernel takes heads of this size; the dense one fills others up."""
+    return head_dim <= 256 and head_dim % 8 == 0
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float | None) -> Tensor:

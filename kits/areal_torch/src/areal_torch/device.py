@@ -48,6 +48,8 @@ def open_device(kind: str, local_rank: int) -> torch.device:
     """
     if "AREAL_DETERMINISTIC" in os.environ:
         use_deterministic_kernels()
+    # Products in float32 are ones on GPUs; of convolutions, as image towers have, torch would keep eleven bits.
+    torch.backends.cudnn.allow_tf32 = False
     device = device_named(default_registry(), kind)
     if device.attention:
         attention.use_kernel(device.torch_type, _kernel(device))

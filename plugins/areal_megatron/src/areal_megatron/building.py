@@ -18,7 +18,7 @@ from areal_core.contract.train import Head, TrainSpec
 from areal_megatron import fitting, sharding
 from areal_megatron.config import MegatronConfig
 from areal_megatron.gradients import Gradients
-from areal_megatron.layers import layers_of_a_cpu
+from areal_megatron.layers import layers_of_torch, torch_computes
 from areal_megatron.library import GPTModel, TransformerConfig, get_gpt_decoder_block_spec, initialize_rng_tracker
 from areal_megatron.loading import fill
 from areal_megatron.names import native_names, parameters_of
@@ -162,7 +162,7 @@ def megatron_config(
         cuda_graph_scope=[],
         calculate_per_token_loss=True,  # the objective has divided by its normaliser; no schedule may again
         **_recomputation(config),
-        **(_experts(shape, on_cpu) if shape.mixtures else {}),
+        **(_experts(shape, grouped=not torch_computes(device.type)) if shape.mixtures else {}),
     )
 
 
@@ -175,7 +175,7 @@ def _recomputation(config: MegatronConfig) -> dict[str, Any]:  # Any, here and b
     return fields[config.activation_checkpointing]
 
 
-def _experts(shape: ModelShape, on_cpu: bool) -> dict[str, Any]:
+def _experts(shape: ModelShape, *, grouped: bool) -> dict[str, Any]:
     alike = len(shape.mixtures) == shape.layers
     return {
         "num_moe_experts": shape.experts,
@@ -186,7 +186,7 @@ def _experts(shape: ModelShape, on_cpu: bool) -> dict[str, Any]:
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
         "moe_token_dispatcher_type": "alltoall",
-        "moe_grouped_gemm": not on_cpu,
+        "moe_grouped_gemm": grouped,
     }
 
 
@@ -203,8 +203,8 @@ def _stage(
     vp_stage = turn if config.virtual > 1 else None
     first = ranks.place["p"] == 0 and turn == 0
     last = ranks.place["p"] == pipeline - 1 and turn == config.virtual - 1
-    if sizes.use_cpu_initialization:
-        layers = layers_of_a_cpu(sizes, vp_stage)
+    if torch_computes(device.type):
+        layers = layers_of_torch(sizes, vp_stage)
     else:
         layers = get_gpt_decoder_block_spec(sizes, use_transformer_engine=True, vp_stage=vp_stage)
     model = GPTModel(

@@ -6,6 +6,7 @@ Does not know: algorithms, micro-batches, files; `areal_torch` does all that for
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from areal_core.contract.batch import Batch
 from areal_core.contract.train import EngineInfo, Objective, RankContext, TrainReport, TrainSpec
 from areal_megatron import building, fitting, ranks, sharding
 from areal_megatron.config import MegatronConfig
+from areal_megatron.layers import torch_computes
 from areal_megatron.library import VERSION, quiet
 from areal_torch import hf
 from areal_torch.device import collective_backend, compute_dtype, open_device, seed_everything
@@ -25,6 +27,10 @@ from areal_torch.group import ProcessRanks, agree
 from areal_torch.layout import check_layout
 from areal_torch.process_group import join
 from areal_torch.refusals import refuse_lora
+
+logger = logging.getLogger("areal.megatron")
+
+_INSTALL = "For faster ones: pip install transformer-engine[pytorch]"
 
 
 class MegatronEngine(TrainerEngine):
@@ -48,6 +54,8 @@ class MegatronEngine(TrainerEngine):
         dtype = compute_dtype(spec.dtype)
         device = open_device(rank.device, rank.local_rank)
         self._device = device.type
+        if device.type != "cpu" and torch_computes(device.type):
+            logger.warning("Transformer Engine is not installed: layers of plain torch compute. %s", _INSTALL)
         self.group = join(rank, layout)
         seed_everything(device, spec.seed + rank.rank)
         try:
@@ -94,7 +102,7 @@ class MegatronEngine(TrainerEngine):
             details={
                 "backend": collective_backend(rank.device),
                 "family": blueprint.shape.family,
-                "layers": "local" if device.type == "cpu" else "transformer_engine",
+                "layers": "local" if torch_computes(device.type) else "transformer_engine",
                 **peak_details(spec, rank, blueprint.config, device),
             },
         )

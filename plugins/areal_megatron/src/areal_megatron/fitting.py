@@ -12,6 +12,7 @@ from typing import Any
 from areal_core.contract.errors import LayoutError, ModelError
 from areal_core.contract.train import Head
 from areal_megatron.config import MegatronConfig
+from areal_megatron.layers import torch_computes
 from areal_megatron.names import EMBEDDING
 from areal_torch.context import check_context
 from areal_torch.layout import check_divides, check_shares, divisors
@@ -78,7 +79,7 @@ def check_fits(path: str, shape: ModelShape, layout: Mapping[str, int], config: 
             why="the weight of a single expert would be 1 whatever the router says, and Megatron refuses that",
             fix="use the archon or the fsdp backend",
         )
-    if context > 1 and device == "cpu":
+    if context > 1 and torch_computes(device):
         check_context(context, shape.heads // tensor, shape.kv_heads // tensor)
     check_divides("p", layout.get("p", 1), shape.layers, "layers")
     stages = layout.get("p", 1) * config.virtual

@@ -1,4 +1,4 @@
-"""The layers that a CPU computes with, in the places where Megatron has Transformer Engine's on a GPU.
+"""Layers of plain torch, in the places where Megatron has Transformer Engine's.
 
 Knows: norms that tensor ranks share by tokens, causal attention over packed sequences and context ranks.
 Does not know: models. They come in through Megatron's public ModuleSpec.
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from areal_megatron.library import TransformerBlockSubmodules, get_gpt_decoder_block_spec
+from areal_megatron.library import HAVE_TE, TransformerBlockSubmodules, get_gpt_decoder_block_spec
 from areal_megatron.packing import PackedSequences
 from areal_torch.attention import attend
 from areal_torch.context import ContextRanks
@@ -66,7 +66,12 @@ class PackedAttention(nn.Module):
         return context.to_tokens(torch.zeros_like(out).index_copy(0, natural, out)).flatten(1)
 
 
-def layers_of_a_cpu(config: Any, vp_stage: int | None) -> Any:
+def torch_computes(device: str) -> bool:
+    """Tell whether a type of device computes with the layers here: a CPU, and where Transformer Engine is missing."""
+    return device == "cpu" or not HAVE_TE
+
+
+def layers_of_torch(config: Any, vp_stage: int | None) -> Any:
     """Return the layers of one stage: Megatron's own, but for norms and attention. Any: megatron is not typed."""
     spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage)
     for layer in spec.layer_specs:

@@ -16,14 +16,17 @@ with warnings.catch_warnings():
     from megatron.core import parallel_state, tensor_parallel
     from megatron.core.distributed import DistributedDataParallel  # noqa: F401  imports what warns
     from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+    from megatron.core.models.gpt.gpt_layer_specs import HAVE_TE, get_gpt_decoder_block_spec
     from megatron.core.packed_seq_params import PackedSeqParams
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.tensor_parallel.random import initialize_rng_tracker
     from megatron.core.transformer import TransformerConfig
+    from megatron.core.transformer.moe import moe_utils
     from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
 VERSION = str(megatron.core.__version__)
+if not HAVE_TE:
+    moe_utils.te_general_gemm = None  # it is read, and without Transformer Engine never assigned
 
 
 @contextmanager
@@ -36,6 +39,7 @@ def quiet() -> Iterator[None]:
 
 
 __all__ = [
+    "HAVE_TE",
     "VERSION",
     "GPTModel",
     "PackedSeqParams",
