@@ -11,7 +11,7 @@ from attrs import frozen
 from areal_core.config.load import load_config
 from areal_core.config.plan import Plan, make_plan
 from areal_core.config.plan_text import describe_plan
-from areal_core.config.weight_transport import TransportPlan, choose_transport
+from areal_core.config.weight_transport import TransportPlan, choose_transport, reachable
 from areal_core.contract.abilities import ABILITIES
 from areal_core.contract.errors import ArealError, CapabilityError, PlanError, ResourceError
 from areal_core.contract.scheduler import Share, Together
@@ -230,6 +230,21 @@ def test_shared_memory_across_hosts_is_refused() -> None:
     """Asked for by name, it is not quietly replaced."""
     with pytest.raises(PlanError, match=r"weights cannot travel by shm(.|\n)*workers are on here, there"):
         choose_transport([SHM], ["there", "here"], lambda host: host == "here")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "found"),
+    [
+        ("disk", {}, {"root": "/shared/run"}),
+        ("disk", {"root": "/scratch"}, {"root": "/scratch"}),
+        ("collective", {"timeout_s": 9.0}, {"timeout_s": 9.0, "host": "10.0.0.1"}),
+        ("collective", {"host": "10.0.0.7"}, {"host": "10.0.0.7"}),
+        ("shm", {}, {}),
+    ],
+)
+def test_a_transport_is_where_all_hosts_reach_it(name: str, options: dict[str, Any], found: dict[str, Any]) -> None:
+    """An address of the controller, or the run folder; what the user said stands."""
+    assert reachable(default_registry(), name, options, host="10.0.0.1", root="/shared/run") == found
 
 
 def test_the_plan_tells_how_weights_travel(model: Path) -> None:

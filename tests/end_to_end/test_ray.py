@@ -16,6 +16,7 @@ from areal_core.observe.jsonl import read_lines
 
 from .live_run import PATIENCE_S, command, live_run, trained_tasks
 from .ray_hosts import RayHosts, one_machine, ray_hosts
+from .unlike_hosts import without_folder
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -87,10 +88,42 @@ def test_a_machine_is_lost_and_every_prompt_is_trained_once(
         assert travel["transport"] == "collective", travel
 
 
-def _machine(hosts: RayHosts, folder: Path, role: str) -> int:
-    """Return where the worker of a role is, which wrote its process id into its log."""
-    (*_, pid) = re.findall(r"ready, process (\d+)", (folder / f"logs/{role}-0.log").read_text())
+def _machine(hosts: RayHosts, folder: Path, role: str, rank: int = 0) -> int:
+    """Return where a worker of a role is, which wrote its process id into its log."""
+    (*_, pid) = re.findall(r"ready, process (\d+)", (folder / f"logs/{role}-{rank}.log").read_text())
     return hosts.of(int(pid))
+
+
+@pytest.mark.cluster
+def test_both_sides_take_turns_on_two_machines(tmp_path: Path, model: Path, network: Network) -> None:
+    """A rank and a replica on each, nobody elsewhere; weights go from one machine to the other through the run folder.
+
+    No machine has what another one holds to be temporary.
+    """
+    folder = tmp_path / "run"
+    wide = ("actor.backend=fsdp:d2", "rollout.backend=reference:d2", "actor.placement.num_hosts=2", "placement=shared")
+    short = tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    unlike = {number: without_folder(temporary) for number in range(1, 4)}
+    with short as kept, ray_hosts(network, Path(kept), num_cpus=2, unlike=unlike) as hosts:
+        words = command(folder, model, *SMALL, *wide, "steps=2", f"scheduler.options.address='{hosts.address}'")
+        with live_run([*hosts.inside(0), "env", f"TMPDIR={temporary}", *words], folder) as run:
+            run.patience_s = 2 * PATIENCE_S
+            run.wait_for_step(1)
+            trainers = {_machine(hosts, folder, "actor", rank) for rank in (0, 1)}
+            replicas = {_machine(hosts, folder, role) for role in ("rollout", "rollout.1")}
+            code, output = run.wait()
+
+    assert code == 0, output
+    assert len(trainers) == 2 and replicas == trainers
+    (travel, *_) = [event for event in read_lines(folder / "events.jsonl") if event["kind"] == "weights_travel"]
+    assert travel["transport"] == "disk", travel
+    assert list(folder.glob("areal-weights-*")) == []
+    tasks = trained_tasks(folder, 2)
+    assert len(tasks) == len(set(tasks)) == 2 * 4
+    assert {"turn/sleep_s", "turn/onload_s", "turn/offload_s", "turn/wake_s"} <= set(run.steps()[-1])
+    assert run.summary()["max_staleness_seen"] == 0
 
 
 @pytest.mark.cluster

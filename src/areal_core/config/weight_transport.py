@@ -80,13 +80,13 @@ def choose_transport(
     raise _confined(plans[0].name, why)
 
 
-def reachable(registry: Registry, name: str, options: Mapping[str, Any], address: str) -> Mapping[str, Any]:
-    """Return a transport's options with its `host`, if it has one that is not set, at an address workers reach.
+def reachable(registry: Registry, name: str, options: Mapping[str, Any], **where: str) -> Mapping[str, Any]:
+    """Return a transport's options with those of `where` that it has and that are not set: where workers reach it.
 
     Any: values of options.
     """
-    listens = "host" not in options and hasattr(registry.options("transport", name, options), "host")
-    return {**options, "host": address} if listens else options
+    known = registry.options("transport", name, options)
+    return {**{key: value for key, value in where.items() if hasattr(known, key)}, **options}
 
 
 def claims(config: RunConfig, registry: Registry, rollout: RolePlan, key: str, transport: str = "") -> bool:

@@ -153,9 +153,10 @@ class ReplicaLauncher:
         events.write(WEIGHTS_TRAVEL, what=what, transport=plan.name, pause=plan.pause and plan.pause.value, why=why)
         if not plan.across_hosts:
             self.only_host = hosts[0]
-        own = next((address_towards(host) for host in hosts if not is_here(host)), hosts[0])
-        config = self._plan.config.weight_sync
-        transport = registry.build("transport", plan.name, reachable(registry, plan.name, config.options, own))
+        away, config = next((host for host in hosts if not is_here(host)), ""), self._plan.config.weight_sync
+        root = str(RunFolder.of(self._plan.config).root)  # what is temporary is each host's own
+        where = {"host": address_towards(away), "root": root} if away else {"host": hosts[0]}
+        transport = registry.build("transport", plan.name, reachable(registry, plan.name, config.options, **where))
         assert isinstance(transport, WeightTransport)
         stack.callback(transport.close)
         return WeightSync(

@@ -12,7 +12,8 @@ class DiskConfig:
     """Weights through files of a folder."""
 
     root: str = ""
-    """Every participant must see it under the same path; empty means the system's temporary folder."""
+    """Every participant must see it under the same path; empty means the system's temporary folder, or that of the run
+    if it is on several hosts."""
     bucket_bytes: int = field(default=BUCKET_BYTES, validator=validators.ge(1))
     """Bytes that travel as one piece."""
     fsync: bool = False

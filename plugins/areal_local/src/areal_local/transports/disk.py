@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
@@ -26,6 +27,7 @@ from areal_local.transports.sink import CheckedSink
 from areal_torch.owned_folder import OwnedFolder, remove_if_orphaned
 
 _INDEX = "index.json"
+_SHARED = "where workers are on several hosts, set weight_sync.options.root to a folder that all of them share"
 
 
 class DiskTransport:
@@ -94,7 +96,11 @@ class _FileStore:
         try:
             free = shutil.disk_usage(self._folder).free
         except OSError as error:
-            raise WeightSyncError(f"the folder {self._folder} is gone", why="the offer was released") from error
+            raise WeightSyncError(
+                f"the folder {self._folder} is not there",
+                why=f"the offer was released, or host {socket.gethostname()} has another disk than the controller",
+                fix=_SHARED,
+            ) from error
         if free < needed:
             raise StorageError(
                 f"{needed / 1e9:.2f} GB of weights do not fit {self._folder}",
@@ -156,7 +162,8 @@ class DiskSource:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise WeightSyncError(
                 f"version {version} cannot be read from {folder}",
-                why=f"it was never finished, or was released ({error})",
+                why=f"it was never finished, or was released, or this host has another disk ({error})",
+                fix=_SHARED,
             ) from error
         if self._manifest.version != version:
             raise WeightSyncError(
