@@ -42,6 +42,7 @@ def cover(tell: Tell, locator: dict[str, Any], check: str, trace: Sequence[str],
     """Make one check on the backend as it is; every line it runs below `trace` is written to a file."""
     hook.begin({"trace": list(trace), "to": to})
     _make(tell, locator, [check])
+    tell(loaded=list(sys.modules))
 
 
 def attempt(tell: Tell, locator: dict[str, Any], checks: Sequence[str], path: str, text: str) -> None:

@@ -58,14 +58,20 @@ class Zygote:
                 start_new_session=True,
             )
         threading.Thread(target=self._listen, name="areal-mutate-zygote", daemon=True).start()
-        self._send({"warm": list(warm), "cold": list(cold), "call": call, "with": given})
-        self.modules: list[str] = self._next(START_S)["warm"]
-        """What it has loaded."""
+        self._cold = tuple(cold)
+        self.modules: list[str] = []
+        """What it has loaded, in the order in which that began to be."""
+        self.load(warm, call, **given)
 
     @property
     def folder(self) -> Path:
         """Return a folder that lives as long as the zygote."""
         return self._folder
+
+    def load(self, warm: Iterable[str], call: str = "", **given: Any) -> None:
+        """Have it import modules, so that no later job has to; then call a `module:function`."""
+        self._send({"warm": list(warm), "cold": self._cold, "call": call, "with": given})
+        self.modules = self._next(START_S)["warm"]
 
     def do(self, job: str, limit: Callable[[Line], float], **given: Any) -> tuple[list[Line], int]:
         """Fork a child for `module:function`; return what it told, and its exit code.
@@ -132,6 +138,7 @@ class Zygote:
         except queue.Empty:
             raise Late(f"nothing came for {within_s:.0f} s") from None
         if line is None:
+            self._lines.put(None)  # whoever asks again hears it again
             raise self._gone()
         return line
 

@@ -164,11 +164,11 @@ def _cover(work: _Work, scope: Scope, checks: Sequence[str]) -> None:
     trace += [path for path in scope.modules.values() if not scope.root or not path.is_relative_to(scope.root)]
     listener.said(f"making {len(checks)} checks on the backend as it is, to see which lines each runs")
     with _open(Zygote((), (), _LOAD, locator=locator)) as zygote:
-        work.loaded = zygote.modules
         numbers = iter(range(1, len(checks) + 1))
         work.coverage = measure(
             zygote, locator, checks, trace, lambda made: listener.made(made, next(numbers), len(checks))
         )
+        work.loaded = zygote.modules
     for path in sorted(work.coverage.files()):
         name = named(scope, path)
         if name is not None:
