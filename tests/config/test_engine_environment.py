@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from areal_conformance.probes.distributions import write_distribution
-from areal_core.config.role_checks import check_environment
+from areal_core.config.role_plan import check_environment
 from areal_core.config.schema import RolloutConfig
 from areal_core.contract.errors import ConfigError, EngineMissing
 from areal_core.plugins.manifest import Manifest

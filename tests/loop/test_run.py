@@ -14,6 +14,7 @@ from areal_core.config.plan import make_plan
 from areal_core.contract.errors import NoReplica
 from areal_core.contract.scheduler import WorkerState, WorkerStatus
 from areal_core.loop.checkpoint import BEGINNING
+from areal_core.loop.restarts import Site
 from areal_core.loop.run import Run
 from areal_core.observe.events import EventLog
 from areal_core.observe.jsonl import read_lines
@@ -72,15 +73,16 @@ class Ended:
         registry = default_registry()
         self.view, self.stop, self.folder = Notes(), asyncio.Event(), folder / "run"
         self.folder.mkdir()
-        plan = make_plan(load_config(preset_path("spell"), words), registry, {})
-        self._run = Run(plan, registry, view=self.view, stop=self.stop)
+        self._plan = make_plan(load_config(preset_path("spell"), words), registry, {})
+        self._run = Run(self._plan, registry, view=self.view, stop=self.stop)
 
     def goes_on(self, *, num_steps: int = 1, actor: WorkerState = WorkerState.ENDED, fleet: bool = True) -> bool:
         """Say what the run does after a start that made so many steps and ended like this."""
-        supervisor = Supervisor(OneActor(actor))
+        site = Site(OneActor(actor), self._plan)
+        supervisor = Supervisor(site)
         supervisor.watch("actor")
         supervisor.watch_with(lambda: None if fleet else _no_replica())
-        return self._run._starts_again(supervisor, EventLog(self.folder / "events.jsonl"), 0, num_steps)
+        return self._run._starts_again(site, supervisor, EventLog(self.folder / "events.jsonl"), 0, num_steps)
 
 
 def _no_replica() -> None:
@@ -96,7 +98,7 @@ def test_a_run_without_its_trainer_starts_again_so_often(tmp_path: Path) -> None
 
     assert [run.goes_on() for _ in range(3)] == [True, True, False]
     first, second = read_lines(run.folder / "events.jsonl")
-    assert (first["kind"], first["number"], first["version"]) == ("run_restarted", 1, 4)
+    assert (first["kind"], first["number"], first["version"], first["kept"]) == ("run_restarted", 1, 4, [])
     assert "actor/0" in second["error"] and "SIGKILL" in second["error"]
     assert run.view.notes[1].endswith("was killed by SIGKILL: starting again from step-000004 in 1 s, restart 2 of 2")
 

@@ -34,7 +34,7 @@ from areal_torch.testing.batches import make_batch, make_episode
 REPORT = TrainReport(loss=0.0, grad_norm=1.0, lr=0.1, stepped=True, num_microbatches=1, num_tokens=5, seconds=0.1)
 STATS = RolloutStats(
     version=0, running=0, buffered=0, admitted=0, consumed=0, rejected=0, failed=0, dropped=0, evaluated=0,
-    evaluations_rejected=0, tokens_generated=0, reward_sum=0.0, episodes_consumed=0, max_staleness_seen=0,
+    tokens_generated=0, reward_sum=0.0, episodes_consumed=0, max_staleness_seen=0,
 )  # fmt: skip
 
 CLOCK = dict.fromkeys(("time", "seconds", "wall_s", "eval_s"), 0)

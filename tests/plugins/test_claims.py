@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from areal_core.contract.errors import CapabilityError, ManifestError
-from areal_core.plugins.claims import Claim, full, not_yet, unsupported, when
-from areal_core.plugins.conditions import holds
+from areal_core.plugins.claims import Claim, full, holds, not_yet, unsupported, when
 from areal_core.plugins.manifest import Manifest
 from areal_core.plugins.registry import Registry
 

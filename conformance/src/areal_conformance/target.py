@@ -16,8 +16,7 @@ from attrs import Factory, field, frozen
 from areal_conformance.adapter import Adapter
 from areal_conformance.proof import proof
 from areal_core.contract.errors import CapabilityError, PluginError
-from areal_core.plugins.claims import Support
-from areal_core.plugins.conditions import holds
+from areal_core.plugins.claims import Support, holds
 from areal_core.plugins.devices import device_named
 from areal_core.plugins.manifest import Manifest
 from areal_core.plugins.registry import Registry, default_registry

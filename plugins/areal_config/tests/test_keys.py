@@ -15,7 +15,7 @@ from areal_config.schema import plugin_options
 from areal_config.show import override_example, yaml_example
 from areal_core.config.load import load_config
 from areal_core.config.lora import plan_lora
-from areal_core.config.role_checks import check_optimizer
+from areal_core.config.role_plan import check_optimizer
 from areal_core.config.schema import RoleConfig, RunConfig
 from areal_core.contract.errors import BackendNotFound, PlanError
 from areal_core.contract.train import LoraSpec

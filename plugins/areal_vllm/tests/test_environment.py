@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_core.config.role_checks import check_environment
+from areal_core.config.role_plan import check_environment
 from areal_core.config.schema import RolloutConfig
 from areal_core.contract.errors import EngineMissing
 from areal_core.contract.inference import InferenceSpec

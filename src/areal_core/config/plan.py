@@ -22,8 +22,7 @@ from areal_core.config.devices import check_enough, choose_device, stand_in_warn
 from areal_core.config.lora import travels
 from areal_core.config.model_folder import ModelFolder
 from areal_core.config.placement import check_placements
-from areal_core.config.role_checks import check_environment
-from areal_core.config.role_plan import RolePlan, plan_rollout_role, plan_train_role
+from areal_core.config.role_plan import RolePlan, check_environment, plan_rollout_role, plan_train_role
 from areal_core.config.sampling import check_sampling
 from areal_core.config.schema import AUTO, RL, SEPARATE, SHARED, Options, RunConfig
 from areal_core.config.shared import by_turns

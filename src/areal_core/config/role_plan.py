@@ -1,6 +1,7 @@
-"""One role of a run, resolved: backend, layout, device, model, memory.
+"""One role of a run, resolved: backend, layout, device, model, memory; what its settings must satisfy.
 
-Knows: manifests and claims, the model folder, what a role needs of its backend.
+Knows: manifests and claims, the model folder, what a role needs of its backend, ranges of an optimizer's settings, the
+keys that decide which interpreter runs an engine.
 Does not know: what fits between roles (`plan`).
 """
 
@@ -16,13 +17,13 @@ from areal_core.config.backend import BackendString, parse_backend
 from areal_core.config.lora import CLAIM, plan_adapters, plan_lora
 from areal_core.config.model_folder import ModelFolder, inspect_model
 from areal_core.config.placement import PlacementConfig
-from areal_core.config.role_checks import check_optimizer
-from areal_core.config.schema import SHARED, RoleConfig, RunConfig
+from areal_core.config.schema import SHARED, RoleConfig, RolloutConfig, RunConfig
 from areal_core.config.shared import takes_turns
 from areal_core.contract.abilities import asked_of_sampling
-from areal_core.contract.errors import CapabilityError, PlanError
-from areal_core.contract.train import Head, LoraSpec
-from areal_core.plugins.extensions import ImageSupport, need
+from areal_core.contract.errors import CapabilityError, ConfigError, PlanError
+from areal_core.contract.train import SCHEDULES, Head, LoraSpec, OptimizerSpec
+from areal_core.plugins.extensions import EngineEnvironments, ImageSupport, need
+from areal_core.plugins.manifest import Manifest
 from areal_core.plugins.registry import Registry
 
 _PARALLEL = {"t": "parallel.tensor", "p": "parallel.pipeline", "c": "parallel.context", "e": "parallel.expert"}
@@ -169,3 +170,46 @@ def _require(registry: Registry, role: str, backend: BackendString, needs: Seque
     axes = [key for axis, key in _PARALLEL.items() if backend.layout.get(axis, 1) > 1]
     for key in (*axes, *needs):
         registry.require(role, backend.name, key, device=device)
+
+
+def check_optimizer(role: str, spec: OptimizerSpec) -> None:
+    """Refuse settings no engine can follow.
+
+    Args:
+        role: whose optimizer it is, `actor` or `critic`.
+
+    Raises:
+        PlanError: names the key.
+    """
+    at = f"{role}.optimizer"
+    if spec.schedule not in SCHEDULES:
+        raise PlanError(
+            f"{at}.schedule is {spec.schedule!r}", why=f"schedules are {', '.join(SCHEDULES)}", fix="choose one of them"
+        )
+    if not spec.lr > 0:
+        raise PlanError(f"{at}.lr is {spec.lr:g}", why="it must be above 0", fix="for example 1e-6")
+    for name, beta in zip(("first", "second"), spec.betas, strict=True):
+        if not 0 <= beta < 1:
+            raise PlanError(
+                f"the {name} of {at}.betas is {beta:g}", why="it must be from 0 to below 1", fix="take 0.9, 0.999"
+            )
+    for name in ("eps", "weight_decay", "max_grad_norm", "warmup_steps", "total_steps", "min_lr_ratio"):
+        if getattr(spec, name) < 0:
+            raise PlanError(f"{at}.{name} is {getattr(spec, name):g}", why="it must not be negative", fix="0 or more")
+
+
+def check_environment(rollout: RolloutConfig, manifest: Manifest, device: str) -> list[str]:
+    """Return warnings about the interpreter a run would start its servers with.
+
+    Nothing is looked for if the engine runs in the trainer's environment, or its server runs already.
+
+    Raises:
+        EngineMissing: there is no such interpreter; the fix is the command that makes one.
+    """
+    if manifest.environment is None or rollout.options.get("url"):
+        return []
+    named = rollout.options.get("python") or None
+    if named is not None and not isinstance(named, str):
+        raise ConfigError(f"rollout.options.python={named!r} is not the path of an interpreter", fix="write a string")
+    environments: EngineEnvironments = need("environments", f"inference backend {manifest.name!r}")
+    return list(environments.find(manifest, device, python=named, worker=rollout.python).warnings)

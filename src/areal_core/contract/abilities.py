@@ -14,16 +14,8 @@ from types import MappingProxyType
 
 from attrs import frozen
 
+from areal_core.contract import optional
 from areal_core.contract.inference import IMAGES, GenerationRequest, SamplingParams
-from areal_core.contract.optional import (
-    SupportsAdapters,
-    SupportsBackgroundState,
-    SupportsOffload,
-    SupportsScoring,
-    SupportsSleep,
-    SupportsStreaming,
-    SupportsToolCalls,
-)
 from areal_core.contract.scheduler import Job, Share
 
 
@@ -43,10 +35,10 @@ _TRAIN = {
     "parallel.expert": Ability("splits experts over expert ranks"),
     "checkpoint.exact": Ability("a loaded state continues bit for bit"),
     "checkpoint.reshard": Ability("a state loads on another number of ranks"),
-    "checkpoint.background": Ability("writes a state while the next steps run", SupportsBackgroundState),
+    "checkpoint.background": Ability("writes a state while the next steps run", optional.SupportsBackgroundState),
     "precision.bfloat16": Ability("computes in bfloat16 over float32 master weights"),
     "precision.float16": Ability("computes in float16 with loss scaling"),
-    "memory.offload": Ability("gives its device memory back between steps", SupportsOffload),
+    "memory.offload": Ability("gives its device memory back between steps", optional.SupportsOffload),
     "memory.cpu_offload": Ability("keeps parameters and optimizer in host memory"),
     "memory.activation_checkpointing": Ability("recomputes activations in the backward pass"),
     "head.value": Ability("trains a value head"),
@@ -81,10 +73,10 @@ _INFER = {
     "parallel.tensor": Ability("one replica over several devices"),
     "replica.hosts": Ability("one replica over several hosts, a worker process on each"),
     "prefix_cache": Ability("keeps prompts for later requests"),
-    "scoring": Ability("reports the log-probs of given tokens", SupportsScoring),
-    "memory.sleep": Ability("gives its device memory back", SupportsSleep),
-    "tools.parse": Ability("reads tool calls from an output", SupportsToolCalls),
-    "lora.adapters": Ability("serves adapters over fixed base weights", SupportsAdapters),
+    "scoring": Ability("reports the log-probs of given tokens", optional.SupportsScoring),
+    "memory.sleep": Ability("gives its device memory back", optional.SupportsSleep),
+    "tools.parse": Ability("reads tool calls from an output", optional.SupportsToolCalls),
+    "lora.adapters": Ability("serves adapters over fixed base weights", optional.SupportsAdapters),
     "experts.trace": Ability("reports which experts computed each token"),
     "images": Ability("takes images"),
     "transport.disk": Ability("receives weights through files"),
@@ -109,7 +101,9 @@ ABILITIES: Mapping[str, Mapping[str, Ability]] = MappingProxyType(
         "device": MappingProxyType({}),
         "transport": MappingProxyType(
             {
-                "streams": Ability("bytes stream from the sender to all receivers at the same time", SupportsStreaming),
+                "streams": Ability(
+                    "bytes stream from the sender to all receivers at the same time", optional.SupportsStreaming
+                ),
                 "across_hosts": Ability("carries weights between workers on different hosts"),
             }
         ),

@@ -62,7 +62,7 @@ class ElasticFleet:
         A replica loads its weights when `turns` has the devices with the fleet.
         """
         self._turns = turns or OwnDevices()
-        self._pool, self._sync, self._launcher, self._tell = pool, sync, launcher, tell
+        self.pool, self.sync, self._launcher, self._tell = pool, sync, launcher, tell
         self._left_to_replace = max_replacements
         self._making: list[_Making] = []
         self._placing = 0
@@ -73,7 +73,7 @@ class ElasticFleet:
 
     def start(self) -> None:
         """Begin to look after the pool."""
-        self._pool.keep(self)
+        self.pool.keep(self)
 
     @property
     def coming(self) -> bool:
@@ -88,12 +88,12 @@ class ElasticFleet:
     @property
     def num_serving(self) -> int:
         """Return how many replicas take requests."""
-        return self._pool.num_serving
+        return self.pool.num_serving
 
     @property
     def moving(self) -> bool:
         """Return whether somebody comes, joins or leaves."""
-        return bool(self._placing or self._tasks) or any(replica.joining for replica in self._pool.replicas)
+        return bool(self._placing or self._tasks) or any(replica.joining for replica in self.pool.replicas)
 
     async def resize(self, wanted: int) -> None:
         """Go towards `wanted` replicas, 1 or more. Returns once every new worker process is there.
@@ -123,16 +123,16 @@ class ElasticFleet:
             self._make(instead_of=worker_id)
         else:
             self._spawn(self._launcher.end(worker_id))
-        if not self._pool.num_serving:
-            if self._pool.expecting:
+        if not self.pool.num_serving:
+            if self.pool.expecting:
                 self._spawn(self._catch_up())
             else:
                 self._fatal = self._fatal or error
-        self._pool.notify()
+        self.pool.notify()
 
     def joined(self, worker_id: str) -> None:
         """Write down that a replica serves; see `ReplicaSource.joined`."""
-        self._tell("replica_joined", worker=worker_id, version=self._sync.version, replicas=self._pool.num_serving)
+        self._tell("replica_joined", worker=worker_id, version=self.sync.version, replicas=self.pool.num_serving)
 
     def check(self) -> None:
         """Look at every replica, for `Supervisor.watch_with`.
@@ -151,14 +151,14 @@ class ElasticFleet:
         """
         failures = {
             replica.id: error
-            for replica in self._pool.replicas
+            for replica in self.pool.replicas
             if replica.healthy and (error := self._launcher.failure(replica.id)) is not None
         }
-        serving = [replica.id for replica in self._pool.replicas if replica.stage is ReplicaStage.SERVING]
+        serving = [replica.id for replica in self.pool.replicas if replica.stage is ReplicaStage.SERVING]
         nobody = bool(serving) and all(worker_id in failures for worker_id in serving)
         for worker_id, error in failures.items():
             if isinstance(error, WorkerDied) or (nobody and worker_id in serving):
-                self._pool.exclude(worker_id, error)
+                self.pool.exclude(worker_id, error)
 
     async def close(self) -> None:
         """Stop making, joining and removing; the scheduler ends the workers. Idempotent."""
@@ -172,7 +172,7 @@ class ElasticFleet:
         """Return who serves or waits to join and is not asked to leave; the last to come is last."""
         return [
             replica.id
-            for replica in self._pool.replicas
+            for replica in self.pool.replicas
             if replica.stage in (ReplicaStage.JOINING, ReplicaStage.SERVING) and replica.id not in self._leaving
         ]
 
@@ -187,7 +187,7 @@ class ElasticFleet:
         workers = [answer for answer in placed if not isinstance(answer, BaseException)]
         if errors:
             await asyncio.gather(*(self._launcher.end(worker.id) for worker in workers))
-            self._pool.notify()
+            self.pool.notify()
             raise next((error for error in errors if isinstance(error, ResourceError)), errors[0])
         return workers
 
@@ -205,17 +205,17 @@ class ElasticFleet:
             async with self._turns.generating(making.worker.id):
                 await self._launcher.start(making.worker)
                 self._making.remove(making)
-                self._pool.add(making.worker)
+                self.pool.add(making.worker)
         except ArealError as error:
             self._making.remove(making)
             self.lost(making.worker.id if making.worker is not None else making.instead_of, error)
             return
-        if not self._pool.num_serving or not self._sync.version:
+        if not self.pool.num_serving or not self.sync.number:
             await self._catch_up()
 
     async def _catch_up(self) -> None:
         try:
-            await self._sync.catch_up()
+            await self.sync.catch_up()
         except NoReplica:
             return  # every loss among them was told and is replaced, or ends the run
 
@@ -224,7 +224,7 @@ class ElasticFleet:
             self._spawn(self._give_up(self._making.pop()))
             return
         staying = self._staying()
-        joining = [replica.id for replica in self._pool.replicas if replica.joining and replica.id in staying]
+        joining = [replica.id for replica in self.pool.replicas if replica.joining and replica.id in staying]
         worker_id = (joining or staying)[-1]
         self._leaving.add(worker_id)
         self._spawn(self._let_go(worker_id))
@@ -240,17 +240,17 @@ class ElasticFleet:
 
     async def _let_go(self, worker_id: str) -> None:
         """Take one replica out of the fleet, its requests first, and end its process."""
-        async with self._sync.between_updates():
-            joining = any(replica.id == worker_id and replica.joining for replica in self._pool.replicas)
+        async with self.sync.between_updates():
+            joining = any(replica.id == worker_id and replica.joining for replica in self.pool.replicas)
             if joining:
-                self._pool.remove(worker_id)
+                self.pool.remove(worker_id)
         if not joining:
-            await self._pool.drain(worker_id)
-            async with self._sync.between_updates():
-                self._pool.remove(worker_id)
+            await self.pool.drain(worker_id)
+            async with self.sync.between_updates():
+                self.pool.remove(worker_id)
         await self._launcher.end(worker_id)
         self._leaving.discard(worker_id)
-        self._tell("replica_removed", worker=worker_id, replicas=self._pool.num_serving)
+        self._tell("replica_removed", worker=worker_id, replicas=self.pool.num_serving)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:  # Any: asyncio's own
         task = asyncio.create_task(work)
@@ -262,7 +262,7 @@ class ElasticFleet:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._fatal = self._fatal or error
-            self._pool.notify()
+            self.pool.notify()
 
 
 class _Making:

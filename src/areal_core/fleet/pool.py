@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from areal_core.contract.clock import Clock, SystemClock
 from areal_core.contract.errors import ArealError, GenerationFailed, WorkerDied
@@ -65,6 +65,8 @@ class InferencePool(Roster):
         self._open.set()
         self.in_flight = 0
         """Requests that are not answered yet, those held back among them."""
+        self.ahead = 0
+        """By how much the versions that engines count are ahead of the policy's; see `WeightSync.go_on`."""
 
     async def drain(self, worker_id: str) -> None:
         """Send a replica nothing more and return once it has no request in flight, or will not end them.
@@ -163,9 +165,11 @@ class InferencePool(Roster):
         return answers
 
     async def _part(self, whole: Continuation, affinity: Sequence[str]) -> Generation:
-        return await self._somewhere(
+        part = await self._somewhere(
             lambda replica: replica.generate(whole.next_request(), self._policy.request_timeout_s), affinity
         )
+        spans = [evolve(span, version=span.version - self.ahead) for span in part.version_spans]
+        return evolve(part, version_spans=spans) if self.ahead else part
 
     async def _somewhere(self, call: Callable[[Replica], Awaitable[_T]], affinity: Sequence[str]) -> _T:
         """Make one call, on as many replicas as it takes."""

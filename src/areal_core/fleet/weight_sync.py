@@ -97,17 +97,34 @@ class WeightSync:
         self._pause = pause if staged else (pause or PauseMode.KEEP)
         self._timeout_s = timeout_s
         self._clock: Clock = clock or SystemClock()
-        self._version = version
+        self.number = self._newest = version  # as engines count: of what they serve, and were offered last
+        self._owed = False
         self._fingerprints: Mapping[str, str] = {}
         self._excluded: list[str] = []
         self._phases: dict[str, float] = {}
         self._members: tuple[Replica, ...] = ()
         self._lock, self._settled = asyncio.Lock(), asyncio.Lock()
 
+    def disconnect(self) -> None:
+        """Hear that the trainers are lost: the next weights are other ones, and for everybody."""
+        self._owed = True
+
+    def go_on(self, other: WeightSync, version: int) -> WeightSync:
+        """Send what the trainers of `other` have from now on, whose next `version` may be older than what is served.
+
+        Engines take no weights but newer ones: their count goes on from the last they were offered, and is ahead of
+        the policy's versions from here on. Where they were offered none, all are at version 0.
+        """
+        self._trainers, self._transport = other._trainers, other._transport
+        self._staged, self._pause = other._staged, other._pause
+        if self._newest:
+            self._pool.ahead = self._newest + 1 - version
+        return self
+
     @property
     def version(self) -> int:
         """Return the version every replica in service serves."""
-        return self._version
+        return self.number - self._pool.ahead
 
     async def update(self, version: int) -> WeightUpdate:
         """Bring the trainer's weights to every replica in service, and to those that wait to join, as `version`.
@@ -125,13 +142,13 @@ class WeightSync:
                 await self._turns.generate()  # a replica on its way starts in the fleet's turn
             await self._pool.present()
             async with self._lock:
-                if version <= self._version:
+                if version <= self.version:
                     raise VersionRegressed(
-                        f"version {version} cannot be sent to the fleet", why=f"it already serves {self._version}"
+                        f"version {version} cannot be sent to the fleet", why=f"it already serves {self.version}"
                     )
                 self._members = tuple(self._pool.replicas)
                 try:
-                    return await self._update(version)
+                    return await self._update(version + self._pool.ahead)
                 except (NoReplica, WeightSyncError):
                     if any(replica.healthy for replica in self._members) or not self._pool.expecting:
                         raise
@@ -140,21 +157,21 @@ class WeightSync:
         """Bring the version served to replicas that wait to join, without waiting for the next one.
 
         For a fleet none of which serves: the trainer sends once more what it sent last. Version 0 is what every
-        engine starts with and is not sent. Returns None if nothing had to be sent.
+        engine starts with and is not sent. Returns None if nothing had to be sent, or the next update sends it.
 
         Raises:
             NoReplica: none of them took it.
             WeightSyncError: the trainer's weights are no longer those of the version served.
         """
         async with self._lock:
-            if not self._version:
+            if not self.number:
                 for replica in self._joining():
                     self._pool.admit(replica.worker.id)
                 return None
         async with self._settled, self._lock:
             served = self._turns.shared and self._pool.num_serving  # whoever serves would sleep, and get no weights
-            self._members = () if served else self._joining()
-            return await self._update(self._version) if self._members else None
+            self._members = () if served or self._owed else self._joining()
+            return await self._update(self.number) if self._members else None
 
     @asynccontextmanager
     async def stepping(self) -> AsyncIterator[None]:
@@ -172,13 +189,13 @@ class WeightSync:
         return tuple(replica for replica in self._pool.replicas if replica.healthy and replica.joining)
 
     async def _update(self, version: int) -> WeightUpdate:
-        self._excluded, self._phases = [], {}
+        self._excluded, self._phases, self._newest = [], {}, max(version, self._newest)
         started = self._clock.now()
         sent = await self._transfer(version)
         unchanged = sum(self._fingerprints.get(name) == digits for name, digits in sent.fingerprints.items())
         self._fingerprints = sent.fingerprints
         return WeightUpdate(
-            version=version,
+            version=version - self._pool.ahead,
             num_tensors=len(sent.fingerprints),
             num_bytes=sent.num_bytes,
             unchanged=unchanged,
@@ -291,7 +308,7 @@ class WeightSync:
                 f"{self._trainers[0].id} gave no receipt for version {offer.version}",
                 why=f"it returned {receipt!r:.200}",
             )
-        if offer.version == self._version and receipt.fingerprints != self._fingerprints:
+        if offer.version == self.number and receipt.fingerprints != self._fingerprints:
             raise WeightSyncError(
                 f"{self._trainers[0].id} sent other weights as version {offer.version} than before",
                 why="the fleet would serve two policies under one version",
@@ -340,7 +357,7 @@ class WeightSync:
         with self._timed("commit"):
             await self._all_or_excluded(self._in_service(), "commit_weights", version)
         served = self._in_service()
-        self._version = version
+        self.number, self._owed = version, False
         for replica in served:
             self._pool.admit(replica.worker.id)
 

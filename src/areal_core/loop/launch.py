@@ -1,11 +1,12 @@
 """Start the processes of a plan and hand back the parts the loop drives.
 
-Knows: which role needs which workers, and in which order they start.
+Knows: which role needs which workers, in which order they start, and who makes room for whom.
 Does not know: where a scheduler puts them, or what happens in a step.
 """
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -14,7 +15,8 @@ import attrs
 
 from areal_core.config.plan import Plan
 from areal_core.config.role_plan import RolePlan
-from areal_core.config.schema import RoleConfig, RunConfig
+from areal_core.config.schema import SHARED, RoleConfig, RunConfig
+from areal_core.config.shared import takes_turns
 from areal_core.config.weight_transport import choose_transport, reachable
 from areal_core.contract.errors import ResourceError, WorkerError
 from areal_core.contract.inference import InferenceSpec
@@ -24,7 +26,7 @@ from areal_core.contract.weights import WeightTransport
 from areal_core.fleet.gang import Gang, parts_of
 from areal_core.fleet.pool import InferencePool, PoolPolicy
 from areal_core.fleet.task_groups import gather_or_cancel
-from areal_core.fleet.turns import OwnDevices
+from areal_core.fleet.turns import OwnDevices, Turns
 from areal_core.fleet.weight_sync import WeightSync
 from areal_core.loop.learner import Learns
 from areal_core.loop.run_folder import RunFolder
@@ -104,6 +106,9 @@ class ReplicaLauncher:
         self._next = itertools.count()
         self.only_host = ""
         """Where replicas have to be placed from now on, since weights reach no other host; empty for anywhere."""
+        self.room = asyncio.Event()
+        """Not set while trainers are placed anew, who come first."""
+        self.room.set()
 
     async def start_pool(self, policy: PoolPolicy) -> InferencePool:
         """Make the replicas the plan asks for, all or an error, and a pool of them."""
@@ -113,6 +118,7 @@ class ReplicaLauncher:
 
     async def place(self) -> Worker:
         """Start one worker process. Raises as `Scheduler.submit` does; nothing is left of it then."""
+        await self.room.wait()
         number = next(self._next)
         role = f"{self._job.role}.{number}" if number else self._job.role
         workers = await self._scheduler.submit(attrs.evolve(self._job, role=role))
@@ -146,13 +152,13 @@ class ReplicaLauncher:
         turns: OwnDevices,
     ) -> WeightSync:
         """Connect trainer and pool by a transport that reaches from where one was placed to where the other was."""
+        self.room.set()
         serving = [part for replica in pool.replicas for part in parts_of(replica.worker)]
         hosts = [worker.host for worker in (*learner.actor.workers, *serving)]
         plan, why = choose_transport(self._plan.transports, hosts, is_here)
         what = "adapter" if self._role.lora else "weights"
         events.write(WEIGHTS_TRAVEL, what=what, transport=plan.name, pause=plan.pause and plan.pause.value, why=why)
-        if not plan.across_hosts:
-            self.only_host = hosts[0]
+        self.only_host = "" if plan.across_hosts else hosts[0]
         away, config = next((host for host in hosts if not is_here(host)), ""), self._plan.config.weight_sync
         root = str(RunFolder.of(self._plan.config).root)  # what is temporary is each host's own
         where = {"host": address_towards(away), "root": root} if away else {"host": hosts[0]}
@@ -177,6 +183,26 @@ class ReplicaLauncher:
         """Return the error that a worker placed here ended or fell silent with; None while it is well."""
         statuses = self._scheduler.poll(worker_id.rpartition("/")[0])
         return next((error for status in statuses if (error := failure(status)) is not None), None)
+
+
+async def make_room(plan: Plan, learner: Learns) -> None:
+    """Have trainers that share their devices with the fleet leave them, so that it can start."""
+    if plan.config.placement == SHARED:
+        await gather_or_cancel([group.offload() for group in _taking_turns(plan, learner)])
+
+
+def make_turns(plan: Plan, learner: Learns, pool: InferencePool, launcher: ReplicaLauncher) -> OwnDevices:
+    """Return who has the devices from now on: the fleet first."""
+    if plan.config.placement != SHARED:
+        return OwnDevices()
+    trainers, timeout_s = _taking_turns(plan, learner), plan.config.weight_sync.timeout_s
+    return Turns(pool=pool, trainers=trainers, end=launcher.end, timeout_s=timeout_s)
+
+
+def _taking_turns(plan: Plan, learner: Learns) -> list[TrainGroup]:
+    groups = [group for group in (learner.actor, learner.critic, learner.reference) if group is not None]
+    roles = {group.role: plan.role(group.role) for group in groups}
+    return [g for g in groups if takes_turns(g.role, roles[g.role].placement.owner, roles[g.role].device)]
 
 
 def _inference_spec(plan: Plan, role: RolePlan) -> InferenceSpec:

@@ -27,37 +27,22 @@ from areal_core.contract.scheduler import Scheduler
 from areal_core.contract.workflow import RolloutWorkflow, Tokenizer
 from areal_core.fleet.elastic import ElasticFleet, tell_news
 from areal_core.fleet.meter import FleetMeter
-from areal_core.fleet.pool import InferencePool, PoolPolicy
+from areal_core.fleet.pool import InferencePool
 from areal_core.fleet.task_groups import gather_or_cancel, unless_set
 from areal_core.loop.checkpoint import Progress, progress_of, read_progress, restore, save_beginning
 from areal_core.loop.evaluator import Evaluator, HeldOut
-from areal_core.loop.launch import ReplicaLauncher, make_scheduler, start_train_group
+from areal_core.loop.launch import make_room, make_scheduler, make_turns, start_train_group
 from areal_core.loop.learner import Learner, Learns
-from areal_core.loop.restarts import Restarts
+from areal_core.loop.restarts import Restarts, Site
 from areal_core.loop.run_folder import RunFolder
-from areal_core.loop.shared import make_room, make_turns
 from areal_core.loop.step_record import Totals
 from areal_core.loop.train_group import TrainGroup
 from areal_core.loop.train_loop import Parts, TrainLoop
 from areal_core.observe.events import RUN_ENDED, RUN_RESTARTED, RUN_STARTED, EventLog
 from areal_core.observe.metrics import MetricsLogger, MetricsStream
+from areal_core.plugins import extensions as offers
 from areal_core.plugins.blame import told
 from areal_core.plugins.episodes import EpisodeStore, OpenEpisodeStore
-from areal_core.plugins.extensions import (
-    EpisodesElsewhere,
-    ImagePreparer,
-    ImageSupport,
-    MakeColumns,
-    MakeRewardPool,
-    MakeWatch,
-    RewardPool,
-    RunReport,
-    RunView,
-    ScaleRequests,
-    TellChanges,
-    extension,
-    need,
-)
 from areal_core.plugins.hooks import Hooks
 from areal_core.plugins.redact import redact
 from areal_core.plugins.registry import Registry
@@ -86,11 +71,11 @@ class RunOutcome:
 class MakesRuns(Protocol):
     """The half of a kind of run that makes it; `areal_core.config.plan.PlansRuns` is the other."""
 
-    def run(self, plan: Plan, registry: Registry, *, view: RunView, stop: asyncio.Event) -> Run:
+    def run(self, plan: Plan, registry: Registry, *, view: offers.RunView, stop: asyncio.Event) -> Run:
         """Return a run of a plan of this kind."""
 
 
-def make_run(plan: Plan, registry: Registry, *, view: RunView, stop: asyncio.Event) -> Run:
+def make_run(plan: Plan, registry: Registry, *, view: offers.RunView, stop: asyncio.Event) -> Run:
     """Return the run of a plan, of whatever kind. Raises PluginError: its kind cannot be built."""
     config = plan.config
     if config.kind == RL:
@@ -105,13 +90,14 @@ class Run:
 
     _loop = TrainLoop
 
-    def __init__(self, plan: Plan, registry: Registry, *, view: RunView, stop: asyncio.Event) -> None:
+    def __init__(self, plan: Plan, registry: Registry, *, view: offers.RunView, stop: asyncio.Event) -> None:
         self._plan, self._config, self._registry = plan, plan.config, registry
         self._view, self._stop = view, stop
         self._folder = RunFolder.of(plan.config)
         self._hooks = Hooks(registry.discovery.hooks)
-        self._scaling: ScaleRequests | None = extension("scale")
+        self._scaling: offers.ScaleRequests | None = offers.extension("scale")
         self._restarts, self._pause_s = Restarts(plan.config.scheduler.restarts), 0.0
+        self._kept: Site | None = None  # while neither of two starts has it
 
     async def execute(self, *, resume: bool = False, archive: bool = False, start: Path | None = None) -> RunOutcome:
         """Run to the end.
@@ -129,7 +115,7 @@ class Run:
             checkpoint = self._folder.latest() if resume else start
             new = checkpoint is None and not resume
             progress = Progress(version=0, tasks={}, totals={}) if new else progress_of(self._folder, checkpoint)
-            tell_changes: TellChanges | None = extension("changes") if resume else None
+            tell_changes: offers.TellChanges | None = offers.extension("changes") if resume else None
             changed = tell_changes(self._folder.config, self._config) if tell_changes else ""
             with storage_errors(self._folder.config):
                 self._folder.config.write_text(dump_config(self._config))
@@ -168,6 +154,9 @@ class Run:
                 exc.add_note(how)
             raise
         finally:
+            if self._kept is not None:
+                self._kept.kept = []
+                await self._kept.close()
             summary = self._end(events, status, error)
         return RunOutcome(finished=status == "finished", step=version, folder=self._folder, summary=summary)
 
@@ -184,7 +173,7 @@ class Run:
         """Write down how the run ended, also for people by whoever offers it; return the summary. Any: plain data."""
         try:
             events.write(RUN_ENDED, status=status, **({"error": f"{type(error).__name__}: {error}"} if error else {}))
-            report: RunReport | None = extension("report")
+            report: offers.RunReport | None = offers.extension("report")
             if report is None:
                 return {}
             with storage_errors(self._folder.root):
@@ -195,19 +184,20 @@ class Run:
             return {}  # what ended the run (a full disk, say) may spoil its summary too: the first error counts
 
     async def _start_and_train(self, events: EventLog, checkpoint: Path | None, progress: Progress) -> int | None:
-        """Start the fleet, train, and close everything in the reverse order; None if all that is to happen again."""
+        """Start what is not kept, train, and close it in the reverse order; None if that is to happen again."""
         async with AsyncExitStack() as stack:
-            scheduler = make_scheduler(self._config, self._registry, self._folder.logs)
+            site = self._kept or Site(make_scheduler(self._config, self._registry, self._folder.logs), self._plan)
+            self._kept, site.kept = None, []
             stack.callback(self._folder.drop_partial)
-            stack.push_async_callback(scheduler.close)
-            supervisor = Supervisor(scheduler)
-            starting = self._start(stack, scheduler, supervisor, events, checkpoint, progress)
+            stack.push_async_callback(site.close)
+            supervisor = Supervisor(site)
+            starting = self._start(stack, site, supervisor, events, checkpoint, progress)
             try:
                 parts = await unless_set(self._stop, starting)  # a worker may take for ever; there is nothing to save
             except ResourceError as error:
                 if not self._restarts.allow_waiting():
                     raise
-                self._start_over(events, progress.version, error)
+                self._start_over(site, events, progress.version, error)
                 return None
             if parts is None:
                 return progress.version
@@ -223,58 +213,58 @@ class Run:
             try:
                 return await supervisor.while_live(work, self._stop.set)
             except WorkerError:
-                if not self._starts_again(supervisor, events, progress.version, loop.num_steps):
+                if not self._starts_again(site, supervisor, events, progress.version, loop.num_steps):
                     raise
                 return None
 
-    def _starts_again(self, supervisor: Supervisor, events: EventLog, began: int, num_steps: int) -> bool:
-        """Tell whether all is started again, from the last state: so often, if a training worker is what was lost."""
+    def _starts_again(self, site: Site, supervisor: Supervisor, events: EventLog, began: int, num_steps: int) -> bool:
+        """Tell whether trainers start again, from the last state: so often, if a training worker is what was lost."""
         if self._stop.is_set() or not self._restarts.allow(num_steps=num_steps):
             return False
         try:
             supervisor.check(others=False)
         except WorkerError as error:
-            self._start_over(events, began, error)
+            self._start_over(site, events, began, error)
             return True
         return False
 
-    def _start_over(self, events: EventLog, began: int, error: WorkerError) -> None:
-        """Count a restart, and tell of it."""
+    def _start_over(self, site: Site, events: EventLog, began: int, error: WorkerError) -> None:
+        """Count a restart, tell of it, and keep what may stay."""
         self._pause_s, latest = self._restarts.begin(error), self._folder.latest()
         number, most = self._restarts.number, self._restarts.most
         where, version = (latest.name, read_progress(latest).version) if latest else ("its beginning", began)
-        events.write(RUN_RESTARTED, number=number, version=version, error=str(error))
+        self._kept = site if (kept := site.keep()) else None
+        events.write(RUN_RESTARTED, number=number, version=version, error=str(error), kept=kept)
         pause = f" in {self._pause_s:g} s" if self._pause_s else ""
-        self._view.note(f"{error.what}: starting again from {where}{pause}, restart {number} of {most}")
+        fleet = f"; replicas kept: {len(kept)}" if kept else "; the fleet starts anew" if site.fleet else ""
+        self._view.note(f"{error.what}: starting again from {where}{pause}, restart {number} of {most}{fleet}")
 
     async def _start(
         self,
         stack: AsyncExitStack,
-        scheduler: Scheduler,
+        site: Site,
         supervisor: Supervisor,
         events: EventLog,
         checkpoint: Path | None,
         progress: Progress,
     ) -> Parts:
         """Start the processes side by side and connect the parts; another kind of run starts others."""
-        config, rollout = self._config, self._config.rollout
+        config = self._config
         self._view.waiting("the data set")
-        make_watch: MakeWatch | None = extension("watch")
+        make_watch: offers.MakeWatch | None = offers.extension("watch")
         tokenizer, images = load_tokenizer(self._plan.role("rollout").model.path), self._images()
         workflow, rows, held_out = await self._data(tokenizer, events)
         metrics = self._metrics(stack, events, progress)
-        rewards = self._elsewhere(scheduler, events) or self._rewards(events)
+        rewards = self._elsewhere(site, events) or self._rewards(events)
         stack.push_async_callback(rewards.close)
-        learner_task = asyncio.ensure_future(self._learner(scheduler))
+        learner_task = asyncio.ensure_future(self._learner(site))
         if self._plan.role("rollout").placement.together_with is not None:
             await make_room(self._plan, await learner_task)  # whom it is placed beside has to be there
-        launcher = ReplicaLauncher(scheduler, self._plan)
-        policy = PoolPolicy(request_timeout_s=rollout.request_timeout_s)
-        pool_task = asyncio.ensure_future(launcher.start_pool(policy))
+        pool_task = asyncio.ensure_future(site.start_pool())
         self._view.waiting("workers to start: " + ", ".join(f"{role.role} {role.backend}" for role in self._plan.roles))
         await gather_or_cancel([learner_task, pool_task, rewards.start()])
         learner, pool = learner_task.result(), pool_task.result()
-        if isinstance(rewards, EpisodesElsewhere):
+        if isinstance(rewards, offers.EpisodesElsewhere):
             supervisor.watch_with(rewards.check)
         store = self._store(tokenizer, events)
         if store is not None:
@@ -282,31 +272,35 @@ class Run:
             supervisor.watch_with(store.check)
         executor = self._executor(pool, rewards, tokenizer, workflow, rows, images, events, progress, store)
         stack.push_async_callback(executor.close)
-        turns = make_turns(self._plan, learner, pool, launcher)
-        sync = launcher.connect(stack, self._registry, learner, pool, events, turns)
+        turns = make_turns(self._plan, learner, pool, site.launcher)
+        sync = site.launcher.connect(stack, self._registry, learner, pool, events, turns)
+        if site.fleet is not None:
+            sync = site.fleet.sync.go_on(sync, progress.version)
         if checkpoint is not None:
             self._view.waiting(f"the state of {checkpoint.name}")
             await turns.train()
             await restore(checkpoint, learner, progress)
+        if sync.version < progress.version:
             await sync.update(progress.version)
         evaluator = Evaluator(executor, held_out) if held_out else None
-        fleet = ElasticFleet(
-            pool=pool,
-            sync=sync,
-            launcher=launcher,
-            max_replacements=rollout.max_replacements,
-            tell=partial(tell_news, events, self._view),
-            turns=turns,
-        )
-        stack.push_async_callback(fleet.close)
-        fleet.start()
-        supervisor.watch_with(fleet.check)
+        if site.fleet is None:
+            site.fleet = ElasticFleet(
+                pool=pool,
+                sync=sync,
+                launcher=site.launcher,
+                max_replacements=config.rollout.max_replacements,
+                tell=partial(tell_news, events, self._view),
+                turns=turns,
+            )
+            site.fleet.start()
+        stack.push_async_callback(site.leave)
+        supervisor.watch_with(site.fleet.check)
         if self._scaling is not None:
-            inbox = self._scaling.inbox(self._folder.root, fleet)
+            inbox = self._scaling.inbox(self._folder.root, site.fleet)
             stack.push_async_callback(inbox.close)
             inbox.start()
             supervisor.watch_with(inbox.check)
-        meter = FleetMeter(pool)
+        meter = site.meter = site.meter or FleetMeter(pool)
         stack.push_async_callback(meter.close)
         meter.start()
         executor.start()
@@ -359,7 +353,7 @@ class Run:
 
     async def _learner(self, scheduler: Scheduler) -> Learns:
         config, plan = self._config, self._plan
-        make_columns: MakeColumns = need("columns", "a run")
+        make_columns: offers.MakeColumns = offers.need("columns", "a run")
         groups = await self._train_groups(scheduler)
         return Learner(
             config.algorithm,
@@ -375,11 +369,11 @@ class Run:
     def _executor(
         self,
         pool: InferencePool,
-        rewards: RewardPool | EpisodesElsewhere,
+        rewards: offers.RewardPool | offers.EpisodesElsewhere,
         tokenizer: Any,  # Any: a transformers tokenizer
         workflow: RolloutWorkflow,
         rows: Rows,
-        images: ImagePreparer | None,
+        images: offers.ImagePreparer | None,
         events: EventLog,
         progress: Progress,
         store: EpisodeStore | None,
@@ -387,7 +381,7 @@ class Run:
         config = self._config
         sessions = PoolSessions(
             pool=pool,
-            rewards=None if isinstance(rewards, EpisodesElsewhere) else rewards,
+            rewards=None if isinstance(rewards, offers.EpisodesElsewhere) else rewards,
             tokenizer=tokenizer,
             sampling=config.rollout.sampling,
             seed=config.seed,
@@ -403,7 +397,7 @@ class Run:
             accept=self._acceptance(),
             prepare=None if images is None else images.prepare,
             store=store,
-            runner=rewards.runner(pool) if isinstance(rewards, EpisodesElsewhere) else EpisodeRunner,
+            runner=rewards.runner(pool) if isinstance(rewards, offers.EpisodesElsewhere) else EpisodeRunner,
         )
         if progress.tasks:
             executor.restore(progress.tasks)
@@ -424,7 +418,7 @@ class Run:
         workflow = self._registry.build("workflow", chosen.name, chosen.options, "rollout.workflow.options")
         assert isinstance(workflow, RolloutWorkflow)
         rows, held_out = self._rows(config.data), self._held_out()
-        if (fitting := extension("fitting")) is not None:
+        if (fitting := offers.extension("fitting")) is not None:
             longest = self._longest(config.rollout.context_length or self._plan.role("rollout").model.context_length)
             fit = partial(fitting, workflow, tokenizer, longest, events.write, self._view)
             rows = await fit("data", rows)
@@ -469,17 +463,17 @@ class Run:
         assert isinstance(rows, Sequence)
         return rows
 
-    def _images(self) -> ImagePreparer | None:
+    def _images(self) -> offers.ImagePreparer | None:
         """Return what prepares images for training, None if the policy takes none."""
         model = self._plan.role("rollout").model
         if model.image_token_id is None:
             return None
-        support: ImageSupport = need("images", "a policy that takes images")
+        support: offers.ImageSupport = offers.need("images", "a policy that takes images")
         return support.preparer(model.path, max_tokens=self._longest(model.context_length))
 
     def _store(self, tokenizer: Any, events: EventLog) -> EpisodeStore | None:  # Any: a transformers tokenizer
         keep, root = self._config.episodes.keep, self._folder.root
-        make: OpenEpisodeStore | None = extension("episodes") if keep else None
+        make: OpenEpisodeStore | None = offers.extension("episodes") if keep else None
         return None if make is None else make(root, keep=keep, tokenizer=tokenizer, tell=partial(self._tell, events))
 
     def _tell(self, events: EventLog, kind: str, **fields: Any) -> None:  # Any: JSON
@@ -488,16 +482,16 @@ class Run:
             self._view.note(str(fields["says"]))
         events.write(kind, **fields)
 
-    def _elsewhere(self, scheduler: Scheduler, events: EventLog) -> EpisodesElsewhere | None:
+    def _elsewhere(self, scheduler: Scheduler, events: EventLog) -> offers.EpisodesElsewhere | None:
         """Return the processes that workflows and rewards run in; None if that is this one."""
         if not self._config.rollout.processes:
             return None
-        made = need("rollout_processes", "rollout.processes")(self._plan, scheduler, partial(self._tell, events))
-        assert isinstance(made, EpisodesElsewhere)
+        made = offers.need("rollout_processes", "rollout.processes")(self._plan, scheduler, partial(self._tell, events))
+        assert isinstance(made, offers.EpisodesElsewhere)
         return made
 
-    def _rewards(self, events: EventLog) -> RewardPool:
-        make: MakeRewardPool = need("rewards", "a run")
+    def _rewards(self, events: EventLog) -> offers.RewardPool:
+        make: offers.MakeRewardPool = offers.need("rewards", "a run")
         reward, files = self._config.rollout.reward, [str(Path(file).absolute()) for file in self._config.imports]
         return make(
             *(reward.name, reward.options),

@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from areal_core import __version__
 from areal_core.contract.errors import BackendBroken, ContractMismatch, EngineMissing, ManifestError
 from areal_core.contract.version import CONTRACT, accepts, range_accepted
-from areal_core.plugins.claims import Claim
-from areal_core.plugins.conditions import parse
+from areal_core.plugins.claims import Claim, parse
 from areal_core.plugins.discovery import PREFIX, Entry
 from areal_core.plugins.install import pip_install
 from areal_core.plugins.manifest import Manifest

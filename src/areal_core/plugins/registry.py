@@ -22,8 +22,7 @@ from areal_core.contract.version import CONTRACT, ROLES
 from areal_core.plugins import describe as description
 from areal_core.plugins import probe as probing
 from areal_core.plugins.catalogue import PROOF
-from areal_core.plugins.claims import Claim
-from areal_core.plugins.conditions import holds
+from areal_core.plugins.claims import Claim, holds
 from areal_core.plugins.devices import seen_kinds
 from areal_core.plugins.discovery import Discovery, Entry, discover
 from areal_core.plugins.lookup_errors import duplicate, not_found, unknown_role

@@ -15,13 +15,7 @@ from typing import Any, TypeVar, get_origin
 
 import attrs
 import cattrs
-from cattrs.errors import (
-    AttributeValidationNote,
-    ClassValidationError,
-    ForbiddenExtraKeysError,
-    IterableValidationError,
-    IterableValidationNote,
-)
+from cattrs import errors
 from cattrs.gen import make_dict_structure_fn
 
 from areal_core.contract.errors import ArealError, UnknownKey, WrongType
@@ -49,7 +43,7 @@ def structure(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
     """
     try:
         return _CONVERTER.structure(dict(mapping), cls)
-    except (ClassValidationError, IterableValidationError, TypeError) as error:
+    except (errors.ClassValidationError, errors.IterableValidationError, TypeError) as error:
         raise _translate(error, cls, path, mapping) from None
 
 
@@ -73,21 +67,21 @@ def _translate(error: Exception, cls: type, path: str, mapping: Mapping[str, Any
     owner: Any = cls
     value: Any = mapping  # what stands at `here`
     wanted: object = cls
-    while isinstance(current, (ClassValidationError, IterableValidationError)):
-        if isinstance(current, ClassValidationError):
+    while isinstance(current, (errors.ClassValidationError, errors.IterableValidationError)):
+        if isinstance(current, errors.ClassValidationError):
             owner = current.cl
         current = current.exceptions[0]
         for note in getattr(current, "__notes__", []):
-            if isinstance(note, AttributeValidationNote):
+            if isinstance(note, errors.AttributeValidationNote):
                 here = f"{here}.{note.name}" if here else str(note.name)
                 value = value.get(note.name) if isinstance(value, Mapping) else None
                 wanted = note.type
-            elif isinstance(note, IterableValidationNote) and isinstance(note.index, int):
+            elif isinstance(note, errors.IterableValidationNote) and isinstance(note.index, int):
                 here = f"{here}[{note.index}]"
                 value = value[note.index] if isinstance(value, (list, tuple)) else None
     if isinstance(current, ArealError):  # said by the class itself
         return current
-    if isinstance(current, ForbiddenExtraKeysError):
+    if isinstance(current, errors.ForbiddenExtraKeysError):
         return _unknown_key(sorted(current.extra_fields)[0], current.cl, here, value)
     if isinstance(current, KeyError):
         missing = str(current.args[0])
@@ -188,8 +182,8 @@ def _check_container(cls: type, field: attrs.Attribute[Any], value: object) -> N
     if isinstance(value, kinds):
         return
     error = TypeError(f"got {value!r} ({type(value).__name__}), wanted {wanted}")
-    error.add_note(AttributeValidationNote("", field.name, field.type))
-    raise ClassValidationError("", [error], cls)
+    error.add_note(errors.AttributeValidationNote("", field.name, field.type))
+    raise errors.ClassValidationError("", [error], cls)
 
 
 def _make_converter() -> cattrs.Converter:

@@ -399,7 +399,6 @@ class RolloutExecutor:
         async with limit, self._runner.deadline(task_id) as deadline:
             episode, _ = await self._runner.run(order, deadline)
         self._counts.evaluated += episode is not None
-        self._counts.evaluations_rejected += episode is None
         return episode
 
 

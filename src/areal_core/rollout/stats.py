@@ -37,7 +37,6 @@ class RolloutStats:
     dropped: int
     evaluated: int
     """Evaluation episodes."""
-    evaluations_rejected: int
     tokens_generated: int
     """Of every try that ended, rejected, failed and evaluation ones too."""
     reward_sum: float
@@ -64,7 +63,6 @@ class Counts:
     filtered: int = 0
     dropped: int = 0
     evaluated: int = 0
-    evaluations_rejected: int = 0
     reward_sum: float = 0.0
     episodes_consumed: int = 0
     max_staleness_seen: int = 0

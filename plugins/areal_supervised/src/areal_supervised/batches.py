@@ -58,7 +58,6 @@ class RowBatches:
             failed=0,
             dropped=0,
             evaluated=0,
-            evaluations_rejected=0,
             tokens_generated=0,
             reward_sum=0.0,
             episodes_consumed=self._consumed,

@@ -13,8 +13,7 @@ from attrs import evolve, field, frozen, validators
 from areal_core.config.backend import parse_backend
 from areal_core.config.placement import PlacementConfig
 from areal_core.config.plan import Plan, check_room
-from areal_core.config.role_checks import check_environment
-from areal_core.config.role_plan import plan_rollout_role
+from areal_core.config.role_plan import check_environment, plan_rollout_role
 from areal_core.config.schema import Options
 from areal_core.contract.errors import PlanError
 from areal_core.contract.inference import SamplingParams

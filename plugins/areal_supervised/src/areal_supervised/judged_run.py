@@ -15,6 +15,7 @@ from areal_core.contract.scheduler import Scheduler
 from areal_core.fleet.pool import PoolPolicy
 from areal_core.loop.checkpoint import Progress
 from areal_core.loop.launch import ReplicaLauncher
+from areal_core.loop.restarts import Site
 from areal_core.loop.run import Run
 from areal_core.loop.train_loop import Parts
 from areal_core.observe.events import EventLog
@@ -38,15 +39,15 @@ class JudgedRun(Run):
     async def _start(
         self,
         stack: AsyncExitStack,
-        scheduler: Scheduler,
+        site: Site,
         supervisor: Supervisor,
         events: EventLog,
         checkpoint: Path | None,
         progress: Progress,
     ) -> Parts:
         """Start as any run; a judge that is lost ends it."""
-        self._scheduler = scheduler
-        parts = await super()._start(stack, scheduler, supervisor, events, checkpoint, progress)
+        self._scheduler = site
+        parts = await super()._start(stack, site, supervisor, events, checkpoint, progress)
         supervisor.watch(ROLE)
         return parts
 

@@ -16,12 +16,12 @@ from attrs import frozen
 
 from areal_core.config.model_folder import load_tokenizer
 from areal_core.config.plan import Plan
-from areal_core.contract.scheduler import Scheduler
 from areal_core.fleet.meter import FleetMeter
 from areal_core.fleet.pool import InferencePool
 from areal_core.fleet.weight_sync import WeightUpdate
 from areal_core.loop.checkpoint import Progress, restore, save_beginning
 from areal_core.loop.learner import Update
+from areal_core.loop.restarts import Site
 from areal_core.loop.run import Run
 from areal_core.loop.step_record import PARTS, StepTimes
 from areal_core.loop.train_loop import Parts, TrainLoop
@@ -77,7 +77,7 @@ class RowRun(Run):
     async def _start(
         self,
         stack: AsyncExitStack,
-        scheduler: Scheduler,
+        site: Site,
         supervisor: Supervisor,
         events: EventLog,
         checkpoint: Path | None,
@@ -98,7 +98,7 @@ class RowRun(Run):
         held_out = self._encoded(encoder)
         metrics = self._metrics(stack, events, progress)
         self._view.waiting("workers to start: " + ", ".join(f"{role.role} {role.backend}" for role in self._plan.roles))
-        groups = await self._train_groups(scheduler)
+        groups = await self._train_groups(site)
         objective, method = self._plan.objective, self._lesson.method
         learner = RowLearner(groups["actor"], objective, method, groups.get("reference"))
         if checkpoint is not None:

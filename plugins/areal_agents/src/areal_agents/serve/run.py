@@ -22,11 +22,11 @@ from areal_agents.serve.workflow import OnlineWorkflow
 from areal_core.config.plan import Plan
 from areal_core.contract.errors import RewardFailed
 from areal_core.contract.ids import TaskId
-from areal_core.contract.scheduler import Scheduler
 from areal_core.contract.workflow import RewardInput, RewardResult, RolloutWorkflow, Tokenizer
 from areal_core.fleet.pool import InferencePool
 from areal_core.loop.checkpoint import Progress
 from areal_core.loop.evaluator import HeldOut
+from areal_core.loop.restarts import Site
 from areal_core.loop.run import Rows, Run
 from areal_core.loop.train_loop import Parts
 from areal_core.observe.events import EventLog
@@ -51,7 +51,7 @@ class OnlineRun(Run):
     async def _start(
         self,
         stack: AsyncExitStack,
-        scheduler: Scheduler,
+        site: Site,
         supervisor: Supervisor,
         events: EventLog,
         checkpoint: Path | None,
@@ -65,7 +65,7 @@ class OnlineRun(Run):
         path = self._folder.root / KEY_FILE
         key = keep_key(path)
         await door.open(OnlineApp(reception, endpoint.app(), key).asgi)
-        parts = await super()._start(stack, scheduler, supervisor, events, checkpoint, progress)
+        parts = await super()._start(stack, site, supervisor, events, checkpoint, progress)
         stack.push_async_callback(door.close)  # before anything else ends
         stack.push_async_callback(reception.close)
         reception.spare = self._spare

@@ -70,7 +70,6 @@ class StoredBatches:
             failed=0,
             dropped=0,
             evaluated=0,
-            evaluations_rejected=0,
             tokens_generated=0,
             reward_sum=counts.reward_sum,
             episodes_consumed=counts.episodes_consumed,

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from areal_core.config.plan import Plan
 from areal_core.contract.errors import PlanError
-from areal_core.contract.scheduler import Scheduler
 from areal_core.contract.weights import WeightTransport
 from areal_core.fleet.meter import FleetMeter
 from areal_core.fleet.pool import InferencePool
 from areal_core.loop.checkpoint import Progress, restore
+from areal_core.loop.restarts import Site
 from areal_core.loop.run import Run
 from areal_core.loop.train_loop import Parts
 from areal_core.observe.events import EventLog
@@ -39,7 +39,7 @@ class ReplayRun(Run):
     async def _start(
         self,
         stack: AsyncExitStack,
-        scheduler: Scheduler,
+        site: Site,
         supervisor: Supervisor,
         events: EventLog,
         checkpoint: Path | None,
@@ -48,7 +48,7 @@ class ReplayRun(Run):
         """Start the training roles."""
         events.write("replay", of=str(self._of))
         metrics = self._metrics(stack, events, progress)
-        learner = await self._learner(scheduler)
+        learner = await self._learner(site)
         first = learner.actor.workers[0]
         if not is_here(first.host):
             raise PlanError(
