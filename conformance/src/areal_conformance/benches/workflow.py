@@ -39,7 +39,10 @@ E = TypeVar("E", bound=Exception)
 
 SAMPLING = SamplingParams(max_new_tokens=23, temperature=0.7, stop_token_ids=(4,))
 TEMPLATE = (
-    "{% for m in messages %}{{ m['role'][0] }}>{{ m['content'] }}-{% endfor %}"
+    "{% for m in messages %}{{ m['role'][0] }}>"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for part in m['content'] %}"
+    "{% if part['type'] == 'image' %}<|image_pad|>-{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "-{% endfor %}"
     "{% if add_generation_prompt %}a>{% endif %}"
 )
 _MERGED = ("ab", "ba")
@@ -226,15 +229,16 @@ class WorkflowBench(Bench):
         return copy.deepcopy(self.target.adapter.rows)
 
     def shown_rows(self, *images: bytes) -> list[Mapping[str, Any]]:
-        """Return the adapter's rows, each with these images and as many tokens that stand for one before its prompt.
+        """Return rows with these images: before a text `prompt` a token for each, or `messages` as they are.
 
-        Any: the workflow decides. Inconclusive if a row of the adapter has no text `prompt`.
+        Any: the workflow decides. Inconclusive if no row of the adapter has a text `prompt`.
         """
-        rows = self.rows
-        if not all(isinstance(row.get("prompt"), str) for row in rows):
-            raise Inconclusive("the adapter's rows have no text `prompt` that images could stand in")
         apart = "".join(f"{PLACEHOLDER}-" for _ in images)
-        return [{**row, "prompt": apart + row["prompt"], "images": list(images)} for row in rows]
+        texts = [row for row in self.rows if isinstance(row.get("prompt"), str)]
+        if not texts:
+            raise Inconclusive("no row of the adapter has a text `prompt` that images could stand in")
+        rows = [{**row, "prompt": apart + row["prompt"], "images": list(images)} for row in texts]
+        return rows + [{**row, "images": list(images)} for row in self.rows if "messages" in row]
 
     def session(self, script: Script | None = None, judge: Judge | None = None, **fields: Any) -> ScriptedSession:
         """Return a session; without a script every turn gives the generation of its number. Any: its fields."""

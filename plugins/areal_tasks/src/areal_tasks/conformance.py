@@ -1,6 +1,6 @@
 """What the conformance suite must know of the shipped workflows.
 
-Knows: the options that switch an ability on.
+Knows: the options that switch an ability on, and every form of a row.
 Does not know: any check.
 """
 
@@ -8,4 +8,12 @@ from __future__ import annotations
 
 from areal_conformance.adapter import Adapter
 
+SINGLE_TURN = Adapter(
+    rows=(
+        {"prompt": "stone>", "answer": "enots"},
+        {"prompt": "abacab>", "answer": "bacaba"},
+        {"messages": [{"role": "user", "content": "baobab>"}], "answer": "baboab"},
+        {"input_ids": [8, 15, 3, 4, 29], "answer": "bamf"},
+    )
+)
 CRITIQUE = Adapter(options={"adapters": {"adapter": "critic"}})

@@ -15,6 +15,7 @@ SINGLE_TURN = Manifest(
     config="areal_tasks.workflows.single_turn:SingleTurnConfig",
     devices=("cpu", "cuda", "npu"),
     claims={"images": full()},
+    conformance="areal_tasks.conformance:SINGLE_TURN",
     summary="One prompt, one completion, one reward.",
 )
 

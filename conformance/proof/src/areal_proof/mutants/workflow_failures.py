@@ -115,6 +115,9 @@ ROWS = breaks.rows(
         row="failed-is-typed", arun_episode=catches(RewardFailed, lambda: None)),
     row("MissingIsEmpty", "Takes a row without a prompt for one with an empty prompt.", "workflow.rows.unfit",
         base=SingleTurnWorkflow, prompt_ids=catches(DatasetError, lambda: [2])),
+    row("UnfitIdsAreEmpty", "Asks with an empty prompt where the column of token ids holds something else.",
+        "workflow.rows.unfit", base=SingleTurnWorkflow,
+        prompt_ids=catches(DatasetError, lambda error, data: [2] if "input_ids" in data else error)),
     row("NoneIsText", "Asks the policy with the word None where a column holds nothing.", "workflow.rows.unfit",
         base=SingleTurnWorkflow,
         prompt_ids=lambda original, tokenizer, data, task_id, num_images: original(tokenizer,
@@ -262,6 +265,10 @@ ROWS_ROWS = breaks_rows.rows(
     row("AsManyAsFit", "Shows as many images as the prompt has places for, and leaves out the rest.",
         "workflow.images.not_dropped",
         images_of=after(lambda result, data: result[: str(data.get("prompt")).count("<|image_pad|>")])),
+    row("TextModelsRefused", "Makes episodes for models that take images alone, also of rows without one.",
+        "workflow.images.text_model", base=Bent,
+        arun_episode=before(lambda engine: None if engine.image_token_id is not None
+            else DatasetError("the model takes no images", why="its config.json names no image_token_id"))),
     row("BlindModelsToo", "Asks a model that takes no images about the text alone.", "workflow.images.not_dropped",
         base=Bent,
         arun_episode=lambda original, engine, data: original(engine, {name: column for name, column in data.items()

@@ -7,6 +7,7 @@ Does not know: what a reward measures.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TypeVar
 
@@ -158,8 +159,13 @@ async def failure_alone(bench: WorkflowBench) -> None:
 @check("workflow.rows.unfit", level=Level.SINGLE, law=5, spec=_RUN)
 async def unfit_rows(bench: WorkflowBench) -> None:
     """A row without what the workflow needs, or with something else there, is a DatasetError, and nothing is asked."""
-    rows = {"an empty row": {}, "a row of nothing but None": dict.fromkeys(bench.rows[0])}
-    for what, row in rows.items():
+    rows: list[tuple[str, Mapping[str, object]]] = [("an empty row", {})]
+    for row in bench.rows:
+        is_text = isinstance(next(iter(row.values())), str)
+        for what, wrong in (("None", None), ("7", 7), ("a list of texts", ["x", "y"]), ("text", "x")):
+            if what != "text" or not is_text:
+                rows.append((f"a row whose {', '.join(row)} are {what}", dict.fromkeys(row, wrong)))
+    for what, row in rows:
         session = bench.session()
         error = await bench.failure(DatasetError, session, what, row)
         expect(session.begun == 0, f"{what}: the session was asked {session.begun} times")

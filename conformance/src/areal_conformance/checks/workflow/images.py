@@ -89,6 +89,17 @@ async def not_dropped(bench: WorkflowBench) -> None:
         await bench.failure(Exception, session, what, given)
 
 
+@check("workflow.images.text_model", level=Level.SINGLE, law=1, spec=_SESSION, since=_SINCE)
+async def text_model(bench: WorkflowBench) -> None:
+    """A model that takes no images is asked with the same tokens for a row without any as one that does."""
+    for row in bench.rows:
+        seeing, blind = bench.session(), bench.session(image_token_id=None)
+        await bench.episode(seeing, row)
+        await bench.episode(blind, row)
+        asked = [[one.input_ids for one in session.asked] for session in (seeing, blind)]
+        expect(asked[0] == asked[1], f"asked with {asked[1]} where the model takes no images, else with {asked[0]}")
+
+
 @rule("workflow.images.later_turns", requires=("images", "multi_turn"))
 async def later_turns(bench: WorkflowBench) -> None:
     """A later turn is shown the images of the earlier ones again, in their order."""
