@@ -63,11 +63,15 @@ def test_another_machines_address_is_none_to_meet_at() -> None:
 
 
 def test_collectives_keep_to_the_interface_of_an_address() -> None:
-    """Law 11: gloo's listeners are not authenticated. A loopback alias is on the loopback interface."""
-    interface = network_environment("127.0.0.2")
+    """Law 11: their listeners are not authenticated, nor is NCCL's service. A loopback alias is on its interface."""
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
 
-    assert interface == {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
-    assert network_environment("192.0.2.1") == {}
+    assert network_environment("127.0.0.2") == {
+        "GLOO_SOCKET_IFNAME": loopback,
+        "NCCL_SOCKET_IFNAME": loopback,
+        "NCCL_RAS_ENABLE": "0",
+    }
+    assert network_environment("192.0.2.1") == {"NCCL_RAS_ENABLE": "0"}
 
 
 def test_every_library_keeps_to_an_address_of_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +80,8 @@ def test_every_library_keeps_to_an_address_of_a_network(monkeypatch: pytest.Monk
     other = SimpleNamespace(address="10.9.2.3")
     monkeypatch.setattr("psutil.net_if_addrs", lambda: {"lo": [], "eth0": [other], "ib0": [address]})
 
-    assert network_environment("10.1.2.3") == {f"{lib}_SOCKET_IFNAME": "ib0" for lib in ("GLOO", "NCCL", "HCCL")}
+    interfaces = {f"{library}_SOCKET_IFNAME": "ib0" for library in ("GLOO", "NCCL", "HCCL")}
+    assert network_environment("10.1.2.3") == {**interfaces, "NCCL_RAS_ENABLE": "0"}
 
 
 def test_the_way_back_to_this_machine_is_one_of_its_addresses() -> None:

@@ -200,6 +200,8 @@ def _judge(
 KEPT = "weights.kv_kept"
 UPDATES = 3
 TOKENS = 180
+_LOOK_S = 0.001
+"""Asking without a pause would keep the interpreter from a generator that computes in a thread of this process."""
 STEPS = 12
 """Tokens the replica computes, over all requests, between two updates."""
 RUNNING: tuple[tuple[int, ...], ...] = ((5, 9, 12), (7,), (20, 3, 3, 41, 8, 2, 17), (11, 30))
@@ -268,4 +270,4 @@ async def _computed(worker: Worker, tokens: int) -> None:
         goal = status.tokens_generated + tokens if goal is None else goal
         if status.tokens_generated >= goal or not status.num_running:
             return
-        await asyncio.sleep(0)
+        await asyncio.sleep(_LOOK_S)
