@@ -64,6 +64,8 @@ WRONG = [
     ("rollout.reward.name=null", "rollout.reward.name: got None (NoneType), wanted str"),
     ("rollout.reward.options.colum=answer", "unknown key 'rollout.reward.options.colum'"),
     ("rollout.reward.timeout_s=0", "rollout.reward: 'timeout_s' must be > 0.0: 0.0"),
+    ("rollout.processes=-1", "rollout: 'processes' must be >= 0: -1"),
+    ("rollout.processes=two", "rollout.processes: got 'two' (str), wanted int"),
     ("rollout.accept=mixd", "no accept named 'mixd' is installed"),
     ("rollout.context_length=8", "rollout.sampling.max_new_tokens=8 leaves no room for a prompt"),
     ("data.name=gsm8k", "no dataset named 'gsm8k' is installed"),
@@ -145,6 +147,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_run_itself_is_planned(run: Path) -> None:
     assert main(["train", str(run), "--dry-run"]) == 0
+
+
+def test_only_a_run_of_kind_rl_makes_its_episodes_elsewhere(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The others need what the controller has."""
+    assert main(["train", str(run), "--dry-run", "kind=online", "rollout.processes=2"]) != 0
+    assert "rollout.processes=2 with kind=online" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("override", "what"), WRONG)
