@@ -23,10 +23,13 @@ SETTINGS = (
 """Every step changes the weights; every second is saved. The optimizer's state is cut over two ranks."""
 
 
-def small_run(folder: Path, model: Path) -> AbstractContextManager[LiveRun]:
-    """Start the run in a folder."""
-    words = [sys.executable, "-m", "areal_core.cli.main", "train", str(SMALL), f"model.path={model}", f"out={folder}"]
-    return live_run([*words, *SETTINGS], folder)
+def small_run(folder: Path, model: Path, *settings: str, options: str = "") -> AbstractContextManager[LiveRun]:
+    """Start the run in a folder, with other options of the inference engine."""
+    own = SMALL.read_text()
+    yaml = folder.with_suffix(".yaml")
+    yaml.write_text(own.replace("options: {deterministic: true}", f"options: {options}") if options else own)
+    words = [sys.executable, "-m", "areal_core.cli.main", "train", str(yaml), f"model.path={model}", f"out={folder}"]
+    return live_run([*words, *(settings or SETTINGS)], folder)
 
 
 def in_step(run: LiveRun, version: int) -> None:
@@ -67,3 +70,27 @@ def test_the_fleet_outlives_its_trainers(tmp_path: Path, model: Path) -> None:
         assert run.survivors() == [] and run.left_in_shared_memory() == []
     trained = [trained_tasks(each.folder, STEPS - 1) for each in (whole, run)]
     assert trained[0] == trained[1] and len({*trained[0]}) == STEPS * PROMPTS
+
+
+@pytest.mark.parametrize(
+    "engine", [pytest.param("vllm", marks=pytest.mark.vllm), pytest.param("sglang", marks=pytest.mark.sglang)]
+)
+def test_a_server_goes_back_to_an_older_version(tmp_path: Path, model: Path, engine: str) -> None:
+    """It serves the weights of the checkpoint to prompts it has cached, as the trainer's own log-probs say."""
+    saving = ("steps=6", "checkpoint.every_steps=2", "rollout.max_staleness=0", "actor.optimizer.lr=0.01")
+    served = (f"rollout.backend={engine}:d1", "evaluation.before=false")
+    with small_run(tmp_path / "run", model, *saving, *served, options="{kv_cache_gib: 0.25}") as run:
+        run.patience_s = 600.0
+        in_step(run, 5)
+        worker = run.worker("rollout")
+        server = {child.pid for child in worker.children(recursive=True)}
+        run.worker("actor").kill()
+        run.wait_until(lambda: len(run.steps()) == 6, "the last step")
+        assert run.worker("rollout").pid == worker.pid and server & {each.pid for each in worker.children(True)}
+        code, output = run.watch(300)
+
+        assert code == 0, output
+        assert "starting again from step-000004, restart 1 of 4; replicas kept: 1" in output
+        gaps = {record["version"]: record["train/engine_gap"] for record in run.steps()}
+        assert sorted(gaps) == list(range(1, 7)) and max(gaps.values()) < 1e-3, gaps
+        assert len({fingerprint for _, fingerprint in weights(run)}) == 6

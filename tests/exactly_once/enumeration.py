@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 
 from areal_core.cli.main import INTERRUPTED, main
 from areal_core.loop.checkpoint import read_progress
+from areal_core.observe.events import RUN_RESTARTED
 from areal_core.observe.jsonl import read_lines
 from areal_episodes.reader import Filter, Reader
 
@@ -215,6 +216,9 @@ class Enumeration:
         summary = json.loads((run / "summary.json").read_text())
         if summary["status"] != "finished" or summary["episodes_trained"] != STEPS * PROMPTS * GROUP:
             faults.append(f"summary: {summary['status']}, {summary['episodes_trained']} episodes trained")
+        restarts = [event for event in read_lines(run / "events.jsonl") if event["kind"] == RUN_RESTARTED]
+        if not all(event["kept"] for event in restarts):
+            faults.append("a fleet that served was started anew")
         if self._mode is Mode.SYNCHRONOUS:
             faults += [f"other bits in {name}" for name in _unequal(_weights(self.reference), _weights(run))]
         return faults

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sqlite3
@@ -69,6 +70,11 @@ def _step_lost(run: Path) -> None:
     (run / "metrics.jsonl").write_text("".join(lines[:-1]))
 
 
+def _fleet_lost(run: Path) -> None:
+    with (run / "events.jsonl").open("a") as events:
+        events.write(json.dumps({"kind": "run_restarted", "version": 2, "kept": []}) + "\n")
+
+
 def _changed(sql: str) -> Callable[[Path], None]:
     def change(run: Path) -> None:
         with closing(sqlite3.connect(run / "episodes.sqlite")) as database, database:
@@ -82,12 +88,13 @@ def _changed(sql: str) -> Callable[[Path], None]:
     [
         (_weights_zeroed, "other bits in "),
         (_step_lost, "steps recorded: [1, 2, 3]"),
+        (_fleet_lost, "a fleet that served was started anew"),
         (_changed("output_tokens = output_tokens + 1"), "lengths of task 2, member 0: "),
         (_changed("oldest_version = 0"), "staleness [0, 1]"),
         (_changed("task_index = 0"), "trained other than once: {(2, 0): 1, (0, 0): 1}"),
         (_changed("fate = 'dropped'"), "episodes of each step: "),
     ],
-    ids=["weights", "step", "length", "staleness", "task", "lost"],
+    ids=["weights", "step", "fleet", "length", "staleness", "task", "lost"],
 )
 def test_a_fault_is_seen(folder: Path, tmp_path: Path, spoil: Callable[[Path], None], told: str) -> None:
     """The judge tells of other weights, steps that are not there, another length, a prompt trained twice or never."""
