@@ -19,7 +19,7 @@ PIN := $(if $(LOCK),--constraint $(LOCK))
 ENV_TESTS := plugins/areal_environments/tests
 MANIFESTS := pyproject.toml $(wildcard kits/*/pyproject.toml plugins/*/pyproject.toml) conformance/pyproject.toml conformance/proof/pyproject.toml
 
-.PHONY: quickstart test test-slow test-long test-hostile test-cluster test-browser test-vllm test-sglang test-environments test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench wheels lock conformance conformance-quick clean
+.PHONY: mutation quickstart test test-slow test-long test-hostile test-cluster test-browser test-vllm test-sglang test-environments test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench wheels lock conformance conformance-quick clean
 .DEFAULT_GOAL := quickstart
 
 $(BASE): $(MANIFESTS)
@@ -94,6 +94,9 @@ conformance: $(DEV) ## the suite on its mutants, then every backend here at leve
 conformance-quick: $(DEV) ## the suite on its references and mutants, then the other backends here at levels 0 to 2
 	$(BIN)/areal conformance self-test $(ARGS)
 	AREAL=$(BIN)/areal conformance/certify.sh --sharded --level 2 --out build/conformance
+
+mutation: $(DEV) ## single edits of our own source that the suite must notice: a sample, drawn alike every time
+	$(BIN)/areal conformance mutate --backend single_turn --module areal_tasks.workflows.single_turn --sample 40 --seed 18 --at-least 0.9 $(ARGS)
 
 lint: $(DEV) ## style, types, layers, no cycle, the size of the core
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python tools/check_size.py
