@@ -49,17 +49,15 @@ def address_towards(host: str) -> str:
 def network_environment(host: str) -> dict[str, str]:
     """Return the variables that keep gloo, NCCL and HCCL to the interface of an address of this machine.
 
-    Left to themselves gloo and NCCL listen on the interface of the host's name, where anybody may connect, and NCCL
-    answers anybody who asks how it is (RAS). HCCL finds its own way within a machine, so a loopback address leaves it
-    alone. An address of no interface here keeps nothing.
+    Left to themselves they listen where anybody may connect, and NCCL answers anybody who asks how it is (RAS). HCCL
+    finds its own way within a machine: a loopback address leaves it alone. One of no interface here keeps nothing.
     """
     addresses = psutil.net_if_addrs()
     loopback = ip_address(host).is_loopback
     wanted = ("127.0.0.1", "::1") if loopback else (host,)
     name = next((name for name, own in addresses.items() if any(one.address in wanted for one in own)), None)
     libraries = ("GLOO", "NCCL") if loopback else ("GLOO", "NCCL", "HCCL")
-    kept = {} if name is None else {f"{library}_SOCKET_IFNAME": name for library in libraries}
-    return {**kept, "NCCL_RAS_ENABLE": "0"}
+    return {"NCCL_RAS_ENABLE": "0"} | {f"{library}_SOCKET_IFNAME": name for library in libraries if name}
 
 
 def free_port(
