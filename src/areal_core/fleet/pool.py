@@ -65,8 +65,7 @@ class InferencePool(Roster):
         self._open.set()
         self.in_flight = 0
         """Requests that are not answered yet, those held back among them."""
-        self.ahead = 0
-        """By how much the versions that engines count are ahead of the policy's; see `WeightSync.go_on`."""
+        self.ahead = 0  # by how much versions as engines count are ahead of the policy's; see `WeightSync.go_on`
 
     async def drain(self, worker_id: str) -> None:
         """Send a replica nothing more and return once it has no request in flight, or will not end them.

@@ -106,8 +106,7 @@ class ReplicaLauncher:
         self._next = itertools.count()
         self.only_host = ""
         """Where replicas have to be placed from now on, since weights reach no other host; empty for anywhere."""
-        self.room = asyncio.Event()
-        """Not set while trainers are placed anew, who come first."""
+        self.room = asyncio.Event()  # not set while trainers, who come first, are placed anew
         self.room.set()
 
     async def start_pool(self, policy: PoolPolicy) -> InferencePool:

@@ -1,7 +1,5 @@
 """How a run starts again by itself: how often, after which pause, and what goes on meanwhile.
 
-    a trainer is lost -> training roles end -> pause -> they start, go back to the last checkpoint -> the fleet follows
-
 Knows: what was lost, how many starts there were, whether the last one made a step, and what of a run stays.
 Does not know: how a run starts (`run`), or from where (`checkpoint`).
 """
@@ -64,8 +62,7 @@ class Site:
         self.launcher: ReplicaLauncher
         self.fleet: ElasticFleet | None = None
         self.meter: FleetMeter | None = None
-        self.kept: list[str] = []
-        """Replicas that serve on while other trainers start; none where everything ends with a start."""
+        self.kept: list[str] = []  # replicas that serve on while other trainers start; none if all ends with a start
 
     async def submit(self, job: Job) -> Sequence[Worker]:
         self._roles.append(job.role)
