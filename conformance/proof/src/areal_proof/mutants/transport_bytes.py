@@ -86,6 +86,8 @@ SINK_ROWS = breaks_sink.rows(
         write=lambda original, bucket: original({name.replace("/", "."): tensor for name, tensor in bucket.items()})),
     row("CountsTensors", "The receipt's byte count is the number of tensors.", "transport.receipt.true",
         finish=gives(num_bytes=lambda result: len(result.fingerprints))),
+    row("SecondsSinceTheStart", "The receipt tells the clock's own time, not how long the update took.",
+        "transport.receipt.true", finish=gives(seconds=lambda result: result.seconds + 1e5)),
     row("ProvesNothing", "The receipt holds the same fingerprint for every tensor.", "transport.receipt.true",
         "transport.process.crosses",
         finish=gives(fingerprints=lambda result: dict.fromkeys(result.fingerprints, "0" * 32))),

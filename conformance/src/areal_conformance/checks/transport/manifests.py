@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Mapping
 
 import attrs
@@ -25,6 +26,8 @@ from areal_core.contract.weights import Offer, Receipt, WeightManifest, WeightSi
 from areal_core.weights.tensors import manifest_of
 
 _OFFER_BYTES = 16 << 10
+_CLOCKS_APART_S = 0.1
+"""What another clock than the check's may add to a duration."""
 
 
 @check("transport.names.any", level=Level.SINGLE, law=7, spec="weights")
@@ -67,13 +70,15 @@ def manifest_whole(bench: TransportBench) -> None:
 
 @check("transport.receipt.true", level=Level.SINGLE, law=7, spec="weights")
 def receipt_true(bench: TransportBench) -> None:
-    """The sink's receipt holds version, byte count and the fingerprint of every tensor and of nothing else."""
+    """The sink's receipt holds version, bytes, seconds, and the fingerprint of every tensor and of nothing else."""
     for seed, kind in enumerate(SETS):
         tensors = SETS[kind](seed)
         transport = bench.transport(small_buckets=bool(seed % 2))
         offer = transport.open(seed + 1)
         tied = {"tied.to": next(iter(tensors))}
+        began = time.perf_counter()
         receipt, _ = bench.carry(transport, transport, [bench.transport()], offer, tensors, tied=tied)
+        took = time.perf_counter() - began
         wanted = receipt_of(tensors, seed + 1)
         expect(receipt.version == seed + 1, f"expected a receipt for version {seed + 1}, got {receipt.version}")
         sizes = f"the tensors have {wanted.num_bytes} bytes, the receipt says {receipt.num_bytes}"
@@ -84,6 +89,8 @@ def receipt_true(bench: TransportBench) -> None:
         expect(not wrong, f"{kind}: the fingerprints of {wrong[:5]} are not those of the tensors sent")
         sane = math.isfinite(receipt.seconds) and receipt.seconds >= 0
         expect(sane, f"seconds must be a duration, got {receipt.seconds!r}")
+        told = f"the receipt says {receipt.seconds:g} s of an update that took {took:g} s, receiving included"
+        expect(receipt.seconds <= took + _CLOCKS_APART_S, told)
         transport.release(offer)
 
 
