@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,6 +102,31 @@ def test_a_job_that_dies_is_told(zygote: Zygote) -> None:
     lines, code = zygote.do("jobs:dies", lambda _line: 60.0)
 
     assert (lines, code) == ([{"said": "before"}], -11)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the parent's death is a signal on Linux alone")
+def test_nothing_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
+    """Neither the zygote nor a job that hangs."""
+    (tmp_path / "hanging.py").write_text("import signal\ndef hang(tell):\n    tell(said=1)\n    signal.pause()\n")
+    code = (
+        "from areal_conformance.mutate.process import Zygote\n"
+        "def limit(line):\n    print('hangs' if line else 'waits', flush=True)\n    return 600.0\n"
+        "zygote = Zygote((), ())\nprint(zygote.folder, flush=True)\nzygote.do('hanging:hang', limit)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        assert parent.stdout is not None
+        folder = parent.stdout.readline().strip()
+        assert [parent.stdout.readline() for _ in range(2)] == ["waits\n", "hangs\n"]
+        below = psutil.Process(parent.pid).children(recursive=True)
+        parent.kill()
+        parent.wait()
+    shutil.rmtree(folder)
+
+    assert len(below) == 2
+    psutil.wait_procs(below, timeout=60)
+    assert all(gone(process.pid) for process in below)
 
 
 def test_a_zygote_that_is_gone_is_an_error(zygote: Zygote) -> None:

@@ -5,7 +5,8 @@
     in   {"job": "module:function", "with": {...}, "folder": path}
     out  {"started": pid}   what the child tells, line by line   {"exited": code}
 
-A child leads a session of its own; whatever it leaves running becomes this process's child, and is killed.
+A child leads a session of its own; whatever it leaves running becomes this process's child, and is killed. On Linux
+this process ends with its parent, and a child with it.
 Of the suite and of backends nothing is loaded here unless `call` loads it, so a child imports them afresh.
 
 Knows: forking. Imports the standard library only.
@@ -37,6 +38,7 @@ def main() -> None:
     out = os.dup(1)
     os.dup2(2, 1)
     _prctl(_SET_SUBREAPER, 1)
+    _prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
 
     def tell(**line: object) -> None:
         os.write(out, (json.dumps(line) + "\n").encode())
