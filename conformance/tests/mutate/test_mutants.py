@@ -91,3 +91,13 @@ def test_the_cheapest_check_comes_first() -> None:
 
     coverage.drop(Made(check="quick", outcome="fail", seconds=0.0))
     assert coverage.checks_at(source, seen) == ("slow",)
+
+
+def test_statements_no_check_runs() -> None:
+    """First lines of statements in functions, of several lines too; neither texts nor what is outside of functions."""
+    source = source_of(TEXT.replace("        if left < 1:", '        """Stop."""\n        if left < 1:'))
+    coverage = Coverage()
+    assert coverage.unrun(source) == (7, 8, 9)
+
+    coverage.lines["a"] = {source.path: {7, 10}}
+    assert coverage.unrun(source) == (8,)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import attrs
 import pytest
 
 from areal_conformance.mutate.mutants import Key
 from areal_conformance.mutate.record import Record, Row, to_json
-from areal_conformance.mutate.report import markdown, text, write
+from areal_conformance.mutate.report import markdown, ranges, text, write
 from areal_conformance.mutate.score import Score
 from areal_conformance.mutate.triage import Said, Verdict, read_triage, stale, suggestion
 from areal_conformance.mutate.trial import Fate, Trial
@@ -103,8 +104,11 @@ def test_wilsons_interval() -> None:
 def test_the_report_tells_survivors_from_lines_nobody_runs(tmp_path: Path) -> None:
     """Both with place, operator and the line before and after; the files hold what is printed."""
     made = record(row(1, Fate.KILLED), row(2, Fate.SURVIVED), row(3, Fate.UNSEEN))
+    made = attrs.evolve(made, unrun={"areal_mine/core.py": (3, 4, 5, 9), "areal_mine/other.py": ()})
     told = text(made)
 
+    assert "areal_mine/core.py: 3-5, 9" in told and "other.py" not in told
+    assert ranges((1, 3, 4)) == "1, 3-4"
     survived, unseen = told.index("survived every check"), told.index("no check ever runs")
     assert survived < told.index("areal_mine/core.py:2 f constant") < unseen < told.index("areal_mine/core.py:3")
     assert "- a = 2" in told and "+ a = 0" in told and "score: 1 of 3, 33.3%" in told

@@ -58,6 +58,12 @@ class Coverage:
         found = [key for key, files in self.lines.items() if files.get(source.path, set()) & wanted]
         return tuple(sorted(found, key=lambda key: self.made[key].seconds))
 
+    def unrun(self, source: Source) -> tuple[int, ...]:
+        """Return the lines of statements in functions that no passing check runs, each statement's first one."""
+        run = {line for files in self.lines.values() for line in files.get(source.path, ())}
+        found = [node for node in ast.walk(source.tree) if isinstance(node, ast.stmt) and not _says_nothing(node)]
+        return tuple(sorted({n.lineno for n in found if source.function(n) is not None and not _head(n) & run}))
+
     def drop(self, made: Made) -> None:
         """Use a check no more: it ended otherwise than before on the backend as it is."""
         self.made[made.check] = made
@@ -76,6 +82,14 @@ def watched_lines(source: Source, mutant: Mutant) -> set[int]:
     if not functions:
         return set(range(1, source.text.count(b"\n") + 2))
     return {line for one in functions for line in _body(one)}
+
+
+def _says_nothing(node: ast.stmt) -> bool:
+    """Tell whether a statement never runs as a line of its own: a docstring, an ellipsis, a declaration."""
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return (
+        is_text or isinstance(node, ast.Global | ast.Nonlocal) or (isinstance(node, ast.AnnAssign) and not node.value)
+    )
 
 
 def _head(statement: ast.stmt) -> set[int]:

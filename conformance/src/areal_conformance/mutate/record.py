@@ -55,6 +55,8 @@ class Record:
     """Path -> how many mutants its module has."""
     checks: dict[str, str] = Factory(dict)
     """Check -> how it ended on the backend as it is."""
+    unrun: dict[str, tuple[int, ...]] = Factory(dict)
+    """Path -> lines of statements in functions that no check runs, in the whole module and not in the sample alone."""
     rows: tuple[Row, ...] = ()
     planned: int = 0
     stale: tuple[Key, ...] = ()

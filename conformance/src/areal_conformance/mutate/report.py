@@ -9,6 +9,7 @@ Does not know: how a record came about.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from areal_conformance.mutate.record import Record, Row, to_json
@@ -29,6 +30,10 @@ def text(record: Record) -> str:
         if found:
             lines += ["", f"{_mutants(len(found))} {what}:"]
             lines += [line for row in found for line in _told(row)]
+    unrun = {path: found for path, found in sorted(record.unrun.items()) if found}
+    if unrun:
+        lines += ["", "lines in functions that no check runs, of all there are:"]
+        lines += [f"  {path}: {ranges(found)}" for path, found in unrun.items()]
     lines += ["", *_scores(record)]
     return "\n".join(lines).lstrip("\n")
 
@@ -64,6 +69,17 @@ def write(record: Record, folder: Path) -> list[Path]:
     for name, content in files.items():
         (folder / name).write_text(content, encoding="utf-8")
     return [folder / name for name in files]
+
+
+def ranges(lines: Sequence[int]) -> str:
+    """Return line numbers with neighbours put together: `4-6, 9`."""
+    groups: list[list[int]] = []
+    for line in lines:
+        if groups and line == groups[-1][1] + 1:
+            groups[-1][1] = line
+        else:
+            groups.append([line, line])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in groups)
 
 
 def short(row: Row) -> str:

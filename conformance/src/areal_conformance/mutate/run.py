@@ -133,8 +133,11 @@ def run(wanted: Wanted, listener: Listener) -> Record:
             listener.tried(row, len(rows), len(drawn))
     except KeyboardInterrupt:
         record = attrs.evolve(record, interrupted=True)
+    unrun = {source.shown: work.coverage.unrun(source) for source in work.sources.values()}
     checks = {key: made.outcome for key, made in work.coverage.made.items()}
-    return attrs.evolve(record, rows=tuple(rows), checks=checks, seconds=round(time.perf_counter() - began, 1))
+    return attrs.evolve(
+        record, rows=tuple(rows), checks=checks, unrun=unrun, seconds=round(time.perf_counter() - began, 1)
+    )
 
 
 def _chosen(target: Target, wanted: Wanted) -> list[str]:
