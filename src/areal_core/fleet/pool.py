@@ -167,8 +167,9 @@ class InferencePool(Roster):
         part = await self._somewhere(
             lambda replica: replica.generate(whole.next_request(), self._policy.request_timeout_s), affinity
         )
-        spans = [evolve(span, version=span.version - self.ahead) for span in part.version_spans]
-        return evolve(part, version_spans=spans) if self.ahead else part
+        if self.ahead:
+            part = evolve(part, version_spans=[evolve(s, version=s.version - self.ahead) for s in part.version_spans])
+        return part
 
     async def _somewhere(self, call: Callable[[Replica], Awaitable[_T]], affinity: Sequence[str]) -> _T:
         """Make one call, on as many replicas as it takes."""
