@@ -23,7 +23,7 @@ T = TypeVar("T")
 ADDRESS = "RAY_API_SERVER_ADDRESS"
 _PREFERRED = "RAY_ADDRESS"
 _LOOK_S = 0.5
-_NOT_YET, _PATIENCE_S = "try again later", 60.0
+_NOT_YET, _PATIENCE_S = "try again later", 180.0
 """What a cluster says that has only just begun, and how long it may."""
 
 
