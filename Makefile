@@ -36,7 +36,7 @@ quickstart: $(BASE) ## train a small model and show the curve
 	$(BIN)/areal quickstart $(ARGS)
 
 test: $(DEV) ## everything that takes less than half a minute
-	$(PYTEST) -m "not slow and not hostile and not gpu and not browser and not vllm and not sglang and not ascend and not environments" $(ARGS)
+	$(PYTEST) -m "not slow and not hostile and not cluster and not gpu and not browser and not vllm and not sglang and not ascend and not environments" $(ARGS)
 
 test-slow: $(DEV) ## whole runs, kills, three seeds
 	$(PYTEST) -m "slow and not long and not cluster and not gpu and not browser and not vllm and not sglang and not ascend and not environments" $(ARGS)
