@@ -224,6 +224,7 @@ def test_a_few_failures_cost_their_prompts_and_are_made_again(model: Path, tmp_p
         ("rollout.sampling.temperature=-1", "benchmark 'short': rollout.sampling.temperature"),
         ("rollout.group_size=4", "rollout.group_size has no effect"),
         ("rollout.accept=mixed", "rollout.accept has no effect"),
+        ("rollout.processes=2", "rollout.processes has no effect"),
         ("benchmarks.long.rollout.backend=vllm:d1", "benchmarks.long.rollout.backend is not of one benchmark"),
         ("benchmarks.long.rollout.reward.nam=x", "benchmark 'long': .*rollout.reward.nam"),
         ("benchmarks.long.rollout.reward.name=nobody", "benchmark 'long': .*nobody"),

@@ -146,6 +146,12 @@ def _check_keys(config: TasksConfig) -> None:
                 why="nothing is trained",
                 fix="samples, max_prompts and max_concurrent, beside benchmarks, say how much is generated",
             )
+    if "processes" in config.rollout:
+        raise ConfigError(
+            "rollout.processes has no effect in an evaluation",
+            why="it makes all samples in its own process",
+            fix="leave it out; max_concurrent says how many are made at once",
+        )
     for name, benchmark in config.benchmarks.items():
         for key in benchmark.rollout:
             if key not in _OWN_ROLLOUT:
