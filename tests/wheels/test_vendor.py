@@ -105,12 +105,8 @@ def test_a_new_backend_passes_the_static_checks_at_once(vendor: Clean) -> None:
 
     assert "areal-mine 0.1.0" in listed
     assert ours(vendor) == {
-        "areal-core",
-        "areal-config",
-        "areal-devices",
-        "areal-conformance",
-        "areal-local",
-        "areal-mine",
+        *("areal-core", "areal-config", "areal-devices", "areal-agentic", "areal-worker"),
+        *("areal-conformance", "areal-local", "areal-mine"),
     }
     vendor.run("python", "-c", "import torch", expected=1)
 
@@ -139,8 +135,8 @@ def test_an_engine_built_against_the_wheels_is_certified(vendor: Clean) -> None:
     assert "train.step.gradient " in listed
     assert "3 ran: 3 pass" in several and "2 ran: 2 pass" in both
     assert ours(vendor) - {"areal-mine"} == {
-        *("areal-core", "areal-devices", "areal-algorithms", "areal-torch", "areal-serving"),
-        *("areal-config", "areal-conformance", "areal-local", "areal-reference"),
+        *("areal-core", "areal-devices", "areal-algorithms", "areal-torch", "areal-serving", "areal-agentic"),
+        *("areal-worker", "areal-config", "areal-conformance", "areal-local", "areal-reference"),
     }
 
 
