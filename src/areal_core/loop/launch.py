@@ -90,6 +90,23 @@ async def start_train_group(
     return group
 
 
+async def start_train_groups(scheduler: Scheduler, plan: Plan) -> dict[str, TrainGroup]:
+    """Start the training roles of a plan, side by side where they may."""
+    config, chosen = plan.config, plan.config.train_roles
+    steps = config.steps * config.algorithm.updates
+    groups: dict[str, TrainGroup] = {}
+    for guests in (False, True):  # a role has to be there before another is placed beside it
+        turn = [name for name, role in chosen.items() if (role.placement.together_with is not None) is guests]
+        starts = [
+            start_train_group(
+                scheduler, plan, plan.role(name), chosen[name], total_steps=steps, frozen=name == "reference"
+            )
+            for name in turn
+        ]
+        groups.update(zip(turn, await gather_or_cancel(starts), strict=True))
+    return groups
+
+
 class ReplicaLauncher:
     """Makes the inference replicas of a role one by one: each is a job of its own, so that each can end alone.
 

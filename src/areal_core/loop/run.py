@@ -31,12 +31,11 @@ from areal_core.fleet.pool import InferencePool
 from areal_core.fleet.task_groups import gather_or_cancel, unless_set
 from areal_core.loop.checkpoint import Progress, progress_of, read_progress, restore, save_beginning
 from areal_core.loop.evaluator import Evaluator, HeldOut
-from areal_core.loop.launch import make_room, make_scheduler, make_turns, start_train_group
+from areal_core.loop.launch import make_room, make_scheduler, make_turns, start_train_groups
 from areal_core.loop.learner import Learner, Learns
 from areal_core.loop.restarts import Restarts, Site
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.step_record import Totals
-from areal_core.loop.train_group import TrainGroup
 from areal_core.loop.train_loop import Parts, TrainLoop
 from areal_core.observe.events import RUN_ENDED, RUN_RESTARTED, RUN_STARTED, EventLog
 from areal_core.observe.metrics import MetricsLogger, MetricsStream
@@ -335,26 +334,10 @@ class Run:
     def _lines(self, summary: Mapping[str, Any]) -> list[str]:  # Any: as `summary.json`
         return [str(line) for line in self._hooks.collect("areal_report_lines", summary=summary)]
 
-    async def _train_groups(self, scheduler: Scheduler) -> dict[str, TrainGroup]:
-        """Start the training roles, side by side where they may."""
-        config, plan, chosen = self._config, self._plan, self._config.train_roles
-        steps = config.steps * config.algorithm.updates
-        groups: dict[str, TrainGroup] = {}
-        for guests in (False, True):  # a role has to be there before another is placed beside it
-            turn = [name for name, role in chosen.items() if (role.placement.together_with is not None) is guests]
-            starts = [
-                start_train_group(
-                    scheduler, plan, plan.role(name), chosen[name], total_steps=steps, frozen=name == "reference"
-                )
-                for name in turn
-            ]
-            groups.update(zip(turn, await gather_or_cancel(starts), strict=True))
-        return groups
-
     async def _learner(self, scheduler: Scheduler) -> Learns:
         config, plan = self._config, self._plan
         make_columns: offers.MakeColumns = offers.need("columns", "a run")
-        groups = await self._train_groups(scheduler)
+        groups = await start_train_groups(scheduler, plan)
         return Learner(
             config.algorithm,
             plan.objective,
@@ -486,9 +469,8 @@ class Run:
         """Return the processes that workflows and rewards run in; None if that is this one."""
         if not self._config.rollout.processes:
             return None
-        made = offers.need("rollout_processes", "rollout.processes")(self._plan, scheduler, partial(self._tell, events))
-        assert isinstance(made, offers.EpisodesElsewhere)
-        return made
+        make: offers.MakeEpisodesElsewhere = offers.need("rollout_processes", "rollout.processes")
+        return make(self._plan, scheduler, partial(self._tell, events))
 
     def _rewards(self, events: EventLog) -> offers.RewardPool:
         make: offers.MakeRewardPool = offers.need("rewards", "a run")

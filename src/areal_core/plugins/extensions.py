@@ -201,6 +201,9 @@ class EpisodesElsewhere(Protocol):
         """End every process. Idempotent."""
 
 
+MakeEpisodesElsewhere = Callable[..., EpisodesElsewhere]
+
+
 class ScalableFleet(Protocol):
     """The inference replicas of a run: how many serve, and whether somebody comes, joins or leaves."""
 

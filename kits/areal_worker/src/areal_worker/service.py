@@ -91,7 +91,7 @@ class TrainHost:
 
     async def call(self, method: str, args: tuple[Any, ...]) -> Any:
         """Queue one method for the engine's thread and wait for it."""
-        run = _find(self._methods, method, self._parts.place)
+        run = find_method(self._methods, method, self._parts.place)
         return await asyncio.get_running_loop().run_in_executor(self._thread, run, *args)
 
     async def close(self) -> None:
@@ -194,7 +194,7 @@ class InferenceHost:
 
     async def call(self, method: str, args: tuple[Any, ...]) -> Any:
         """Run one method; cancelling it cancels the engine's coroutine."""
-        return await _find(self._methods, method, self._parts.place)(*args)
+        return await find_method(self._methods, method, self._parts.place)(*args)
 
     async def close(self) -> None:
         """Close the engine. Idempotent."""
@@ -303,7 +303,8 @@ class _Parts:
             self._transports.popitem()[1].close()
 
 
-def _find(methods: Mapping[str, T], method: str, place: Place) -> T:
+def find_method(methods: Mapping[str, T], method: str, place: Place) -> T:
+    """Return a method of a table. Raises WorkerError: it has none of that name."""
     if method not in methods:
         raise WorkerError(
             f"{place.worker} has no method {method!r}",

@@ -10,20 +10,19 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from attrs import evolve
 
 from areal_core.config.model_folder import load_tokenizer
 from areal_core.contract.data import Episode
-from areal_core.contract.errors import ArealError, CodecError, EpisodeFailed, RolloutError, WorkerError
+from areal_core.contract.errors import ArealError, CodecError, EpisodeFailed, RolloutError
 from areal_core.contract.ids import TaskId
 from areal_core.contract.workflow import RolloutWorkflow
 from areal_core.plugins.blame import told
 from areal_core.plugins.episodes import EndedEpisode
 from areal_core.plugins.episodes import Ending as HowItEnded
 from areal_core.plugins.extensions import ImageSupport, MakeRewardPool, RewardPool, need
-from areal_core.plugins.registry import Registry
 from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner, Prepare
 from areal_core.rollout.session import PoolSessions
 from areal_local.rewards import messages as rows
@@ -31,19 +30,7 @@ from areal_rollouts.asking import AskedFleet
 from areal_rollouts.line import Line
 from areal_rollouts.messages import Answer, Ending, Made, Make, Message, Stop, Tell, pack, unpack
 from areal_rollouts.spec import EpisodeSpec
-
-
-class Place(Protocol):
-    """The part of `areal_worker.service.Place` that is asked here."""
-
-    @property
-    def worker(self) -> str: ...
-    @property
-    def backend(self) -> str: ...
-    @property
-    def imports(self) -> tuple[str, ...]: ...
-    @property
-    def registry(self) -> Registry: ...
+from areal_worker.service import Place, find_method
 
 
 class _Deadline:
@@ -84,10 +71,7 @@ class WorkflowHost:
 
     async def call(self, method: str, args: tuple[Any, ...]) -> Any:
         """Run one method. Any: its own arguments and result."""
-        if method not in self._methods:
-            why = f"methods are {', '.join(self._methods)}"
-            raise WorkerError(f"{self._place.worker} has no method {method!r}", why=why, fix="check the spelling")
-        return await self._methods[method](*args)
+        return await find_method(self._methods, method, self._place)(*args)
 
     async def close(self) -> None:
         """Make no more episodes and end the reward processes. Idempotent."""

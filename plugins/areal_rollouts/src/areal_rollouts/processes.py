@@ -50,6 +50,7 @@ class RolloutProcesses:
         )
         self._spec = episode_spec(plan).travelling()
         self._numbers = itertools.count()
+        self._jobs: set[str] = set()
         self._workers: list[Worker] = []
         self._processes: dict[str, Process] = {}
         self._routing = Routing()
@@ -95,7 +96,7 @@ class RolloutProcesses:
         await asyncio.gather(*coming, return_exceptions=True)
         processes, self._processes = list(self._processes.values()), {}
         await asyncio.gather(*(process.close() for process in processes))
-        jobs = [_job_of(worker) for worker in (*self._workers, *(process.worker for process in processes))]
+        jobs, self._jobs = self._jobs, set()
         await asyncio.gather(*(self._scheduler.cancel(job) for job in jobs))
 
     async def _place(self) -> Worker:
@@ -103,10 +104,11 @@ class RolloutProcesses:
         number = next(self._numbers)
         job = evolve(self._job, role=f"{ROLE}.{number}" if number else ROLE)
         (worker,) = await self._scheduler.submit(job)
+        self._jobs.add(job.role)
         try:
             await worker.call("start", self._spec, timeout_s=self._start_s)
         except BaseException:
-            await self._scheduler.cancel(job.role)
+            await self._cancel(job.role)
             raise
         return worker
 
@@ -131,7 +133,7 @@ class RolloutProcesses:
 
     async def _replace(self, process: Process, error: ArealError) -> None:
         try:
-            await self._scheduler.cancel(_job_of(process.worker))
+            await self._cancel(_job_of(process.worker))
             if self._replacements < 1:
                 self._given_up(error)
                 return
@@ -142,6 +144,10 @@ class RolloutProcesses:
         else:
             self._join(worker)
             self._tell("rollout_process_joined", worker=worker.id, host=worker.host, says=f"{worker.id} makes episodes")
+
+    async def _cancel(self, job: str) -> None:
+        await self._scheduler.cancel(job)
+        self._jobs.discard(job)
 
     def _given_up(self, error: ArealError) -> None:
         """Remember why there is one less, and end the waiting if there is none."""

@@ -12,7 +12,7 @@ from typing import Any
 from areal_core.config.plan import Plan
 from areal_core.contract.scheduler import Scheduler
 from areal_core.fleet.task_groups import gather_or_cancel
-from areal_core.loop.launch import ReplicaLauncher
+from areal_core.loop.launch import ReplicaLauncher, start_train_groups
 from areal_core.loop.learner import Learns
 from areal_core.loop.run import Run
 from areal_core.plugins.extensions import RunView
@@ -38,7 +38,7 @@ class DistillRun(Run):
         options = self._options
         served = None if options.served is None else ServedTeacher(options.served)
         if options.top_k:
-            groups = await self._train_groups(scheduler)
+            groups = await start_train_groups(scheduler, self._plan)
             method = TopK(served or TeacherRole(groups["reference"]), options.top_k)
             return RowLearner(groups["actor"], self._plan.objective, method, groups.get("reference"))
         starting: list[Any] = [super()._learner(scheduler)]  # Any: a learner, then all that is asked of a teacher

@@ -20,6 +20,7 @@ from areal_core.fleet.meter import FleetMeter
 from areal_core.fleet.pool import InferencePool
 from areal_core.fleet.weight_sync import WeightUpdate
 from areal_core.loop.checkpoint import Progress, restore, save_beginning
+from areal_core.loop.launch import start_train_groups
 from areal_core.loop.learner import Update
 from areal_core.loop.restarts import Site
 from areal_core.loop.run import Run
@@ -98,7 +99,7 @@ class RowRun(Run):
         held_out = self._encoded(encoder)
         metrics = self._metrics(stack, events, progress)
         self._view.waiting("workers to start: " + ", ".join(f"{role.role} {role.backend}" for role in self._plan.roles))
-        groups = await self._train_groups(site)
+        groups = await start_train_groups(site, self._plan)
         objective, method = self._plan.objective, self._lesson.method
         learner = RowLearner(groups["actor"], objective, method, groups.get("reference"))
         if checkpoint is not None:
