@@ -17,7 +17,7 @@ from .conftest import Wheels
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NAMES = [name_of(project) for project in PROJECTS]
-LOCAL = ("core", "devices", "algorithms", "config", "torch", "local")
+LOCAL = ("core", "devices", "algorithms", "config", "torch", "worker", "local")
 FIRST_RUN = (*LOCAL, "serving", "tasks", "trainer", "hub", "report", "episodes", "reference", "fsdp")
 """What `areal-core[quickstart]` brings."""
 
