@@ -24,6 +24,7 @@ from areal_sandbox.containers.provider import ContainerProvider
 IMAGE = "localhost/areal-sandbox-test"
 LIMITS = Limits(timeout_s=20.0, memory_mb=64, processes=16, disk_mb=4, output_bytes=4096)
 START_S = 60
+OF_ITS_OWN = ["unshare", "--mount", "setpriv", "--pdeathsig", "TERM"]  # a daemon's mounts must not outlive it
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +35,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     if shutil.which("docker") is None or _works("docker", "info"):
         yield
         return
-    if shutil.which("dockerd") is None or os.geteuid():
+    if not all(map(shutil.which, ("dockerd", "unshare", "setpriv"))) or os.geteuid():
         pytest.skip("no docker daemon answers, and none can be started")
     place = tmp_path_factory.mktemp("docker")
     socket = f"unix://{place}/socket"
@@ -50,7 +51,9 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     ]
     without = ["--bridge=none", "--iptables=false", "--ip6tables=false", "--storage-driver=vfs"]
     with (place / "log").open("wb") as log:
-        started = subprocess.Popen(["dockerd", "--host", socket, *options, *without], stdout=log, stderr=log)
+        started = subprocess.Popen(
+            [*OF_ITS_OWN, "dockerd", "--host", socket, *options, *without], stdout=log, stderr=log
+        )
     patch = pytest.MonkeyPatch()
     patch.setenv("DOCKER_HOST", socket)
     try:
