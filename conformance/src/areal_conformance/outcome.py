@@ -15,6 +15,10 @@ from attrs import Factory, field, frozen
 E = TypeVar("E", bound=Exception)
 
 
+WORKS_UNCLAIMED = "works but is not claimed: claim it"
+"""How the note ends on an ability that was not refused, and that every check of it finds right."""
+
+
 class Outcome(StrEnum):
     """One check, one word."""
 

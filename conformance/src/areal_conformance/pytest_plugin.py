@@ -82,6 +82,9 @@ def _asked(config: pytest.Config) -> Asked:
         only=option("areal_check"),
         imports=option("areal_import"),
         ledger=option("areal_ledger"),
+        failed_in=option("areal_only_failed"),
+        patience=option("areal_patience"),
+        contract=option("areal_contract"),
     )
 
 
@@ -154,7 +157,7 @@ class RunPlugin:
             from areal_conformance.report import write_reports
 
             write_reports(self.record, Path(folder))
-        if self.record.verdict in (Verdict.FAILURE, Verdict.INCOMPLETE) and session.exitstatus in (0, 5):
+        if self.record.verdict != Verdict.SUCCESS and session.exitstatus in (0, 5):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if self._journal is not None:
             self._journal.write(closed=True)
@@ -167,6 +170,8 @@ class RunPlugin:
         terminalreporter.section("areal conformance")
         terminalreporter.line(self.record.line)
         terminalreporter.line(f"verdict: {self.record.verdict}")
+        if self.record.verdict == Verdict.PARTIAL:
+            terminalreporter.line("A core check is no pass, so pytest ends with 1: only success ends with 0.")
         if any(row.outcome in FAILING for row in self.record.checks):
             terminalreporter.line(REMEDIES)
 

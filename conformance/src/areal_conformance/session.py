@@ -18,7 +18,15 @@ from areal_conformance.benches.base import Bench
 from areal_conformance.check import Check
 from areal_conformance.checks import checks_of
 from areal_conformance.laws import LAWS
-from areal_conformance.outcome import HarnessError, Inconclusive, NotRefused, Outcome, Result, Violation
+from areal_conformance.outcome import (
+    WORKS_UNCLAIMED,
+    HarnessError,
+    Inconclusive,
+    NotRefused,
+    Outcome,
+    Result,
+    Violation,
+)
 from areal_conformance.runner import Hung, Runner
 from areal_conformance.target import Target
 from areal_core.contract.version import CONTRACT
@@ -140,7 +148,7 @@ class Session:
             self._runner.run(partial(bench.end, passed=True), CLOSE_S * self.target.adapter.patience)
         if not num_passed:
             return Outcome.FAIL, _law(8, f"{claim!r} is not claimed and was not refused")
-        bench.notes = [*notes, f"{claim!r} works but is not claimed: claim it"]
+        bench.notes = [*notes, f"{claim!r} {WORKS_UNCLAIMED}"]
         return Outcome.PASS, ""
 
     def _bench(self, role: str) -> Bench:

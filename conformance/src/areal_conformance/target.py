@@ -37,6 +37,8 @@ class Locator:
     """The user's own files to register first."""
     mutant: str = ""
     """Name of a shipped mutant to put in the backend's place."""
+    patience: float = 1.0
+    """Multiplies the patience of the adapter: a machine that has other work too."""
 
 
 @frozen(kw_only=True)
@@ -98,7 +100,7 @@ def locate(locator: Locator) -> Target:
         PluginError: no such plugin, mutant or device; says which there are.
     """
     if locator.mutant:
-        return proof().mutant_named(locator.mutant).target(locator)
+        return _patient(proof().mutant_named(locator.mutant).target(locator))
     registry = Registry()
     for path in locator.imports:
         registry.add_file(path)
@@ -114,8 +116,10 @@ def locate(locator: Locator) -> Target:
             why=f"its manifest names {', '.join(manifest.devices)}",
         )
     origin = next(listing.origin for listing in registry.listings(locator.role) if listing.name == locator.name)
-    return Target(
-        locator=locator, registry=registry, adapter=adapter_of(manifest, origin), manifest=manifest, origin=origin
+    return _patient(
+        Target(
+            locator=locator, registry=registry, adapter=adapter_of(manifest, origin), manifest=manifest, origin=origin
+        )
     )
 
 
@@ -144,12 +148,21 @@ def adapter_of(manifest: Manifest, origin: str) -> Adapter:
     return found
 
 
+def _patient(target: Target) -> Target:
+    """Return the target with the patience of its adapter multiplied by that of the run."""
+    factor = target.locator.patience
+    if factor == 1.0:
+        return target
+    adapter = attrs.evolve(target.adapter, patience=target.adapter.patience * factor)
+    return attrs.evolve(target, adapter=adapter)
+
+
 def _pair(locator: Locator, registry: Registry) -> Target:
     train, separator, infer = locator.name.partition("+")
     if not separator:
         raise PluginError(f"pair {locator.name!r} names one backend", fix="write it as train+infer: fsdp+vllm")
     sides = {
-        role: locate(Locator(role=role, name=name, device=locator.device, ranks=1, imports=locator.imports))
+        role: locate(attrs.evolve(locator, role=role, name=name, ranks=1))
         for role, name in (("train", train), ("infer", infer))
     }
     origin = " + ".join(side.origin for side in sides.values())

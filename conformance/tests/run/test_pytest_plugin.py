@@ -212,7 +212,8 @@ def test_the_ledger_reaches_the_report(outer: Outer, make: Any, offer: Any) -> N
 
     file.write_text(entry.format("a.one", "bug") + entry.format("a.hang", "hang"), encoding="utf-8")
     result, record = outer.run(f"--areal-ledger={file}")
-    assert (record.verdict, result.ret) == ("partial", 0)
+    assert (record.verdict, result.ret) == ("partial", pytest.ExitCode.TESTS_FAILED)
+    result.stdout.fnmatch_lines(["*only success ends with 0*"])
     assert [row.outcome for row in record.checks] == ["not-run", "known-fail", "pass"]
     result.assert_outcomes(passed=1, xfailed=1, skipped=1)
 

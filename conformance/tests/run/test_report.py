@@ -94,6 +94,7 @@ def test_the_schema_is_pinned(record: Record) -> None:
     assert {
         "schema", "suite", "core", "contract", "subject", "verdict", "line", "standings", "left_out", "claims",
         "tolerances", "ledger", "checks", "notes", "laws", "versions", "git", "seed", "started", "seconds", "command",
+        "sources",
     } == set(data)  # fmt: skip
     assert {
         "id", "title", "law", "spec", "level", "tier", "claims", "provisional", "outcome", "message", "seconds",
@@ -101,6 +102,7 @@ def test_the_schema_is_pinned(record: Record) -> None:
     } == set(data["checks"][0])  # fmt: skip
     assert {
         "role", "name", "device", "ranks", "level", "origin", "mutant", "imports", "contract", "stand_ins",
+        "patience",
     } == set(data["subject"])  # fmt: skip
 
 

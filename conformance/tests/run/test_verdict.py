@@ -119,9 +119,22 @@ def test_standings_are_core_and_each_ability(row: Rows) -> None:
         row("b.one", Outcome.FAIL, tier=Tier.EXTENDED, claims=("pause.keep",)),
         row("c.one", Outcome.SKIP, tier=Tier.EXTENDED, claims=("lora",)),
     ]
-    found = {one.name: one.verdict for one in standings("workflow", rows)}
+    found = {one.name: one.verdict for one in standings("workflow", rows, {"pause.keep", "lora"})}
 
     assert found == {"workflow-core": "success", "workflow-extended: pause.keep": "failure"}
+
+
+def test_the_success_of_a_refusal_is_no_success_of_the_ability(row: Rows) -> None:
+    """What is not claimed and is refused stands as refused; what works all the same stands as that."""
+    works = ("'c' works but is not claimed: claim it",)
+    rows = [
+        row(f"{name}.one", tier=Tier.EXTENDED, claims=(name,), notes=notes)
+        for name, notes in {"a": (), "b": ("tolerance 0.1",), "c": works}.items()
+    ]
+    rows.append(row("d.one", Outcome.FAIL, tier=Tier.EXTENDED, claims=("d",)))
+
+    found = {one.name.partition(": ")[2]: one.verdict for one in standings("workflow", rows, {"a"})}
+    assert found == {"a": "success", "b": "refused, as it says", "c": "works, and is not claimed", "d": "failure"}
 
 
 def test_every_verdict_has_an_exit_code_of_its_own() -> None:

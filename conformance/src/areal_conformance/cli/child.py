@@ -47,6 +47,9 @@ def arguments_of(asked: Asked, journal: Path, command: str) -> list[str]:
         "--areal-ranks": str(asked.ranks),
         "--areal-level": str(asked.level),
         "--areal-ledger": asked.ledger,
+        "--areal-only-failed": asked.failed_in,
+        "--areal-patience": f"{asked.patience:g}",
+        "--areal-contract": asked.contract,
         "--areal-journal": str(journal),
         "--areal-command": command,
     }

@@ -52,7 +52,10 @@ def run(
     report: Path | None = None,
     check: Annotated[tuple[str, ...], Several] = (),
     imports: Annotated[tuple[Path, ...], Parameter(name="--import"), Several] = (),
+    only_failed: Path | None = None,
     ledger: Path | None = None,
+    patience: float = 1.0,
+    contract: Word = "",
     mutant: Word = "",
 ) -> int:
     """Check a backend and report the verdict.
@@ -68,9 +71,12 @@ def run(
         ranks: Maximum number of ranks, 1 by default; checks that need more are not in the profile.
         level: 0 static, 1 single, 2 distributed, 3 loop, 4 faults, 5 numbers; levels above are not in the profile.
         report: Write report.json, report.md and report.html into this folder.
-        check: Run only these checks; the verdict is then incomplete at best.
+        check: Run only these checks, with * for any part; the verdict is then incomplete at best.
         imports: Register this .py file first, or these.
+        only_failed: Run only the checks that did not pass in this report.json, or its folder.
         ledger: Known failures; conformance.toml in the plugin's package if not given.
+        patience: Multiply every deadline by this: a slow or busy machine.
+        contract: Check only rules of this version of the role's contract, X.Y, instead of this core's.
         mutant: Check this deliberately broken backend instead.
     """
     console = Console(soft_wrap=True)
@@ -86,6 +92,9 @@ def run(
             only=check,
             imports=tuple(str(path) for path in imports),
             ledger=str(ledger.resolve()) if ledger else "",
+            failed_in=str(only_failed.resolve()) if only_failed else "",
+            patience=patience,
+            contract=contract,
         )
         names_one_target(asked)
         if report is not None:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from areal_conformance.outcome import Outcome
-from areal_conformance.run.record import Record, Row
+from areal_conformance.run.record import Record, Row, Source
 
 FOOTER = "A pass shows that no error was found, not that there is none."
 LEVELS = ("static", "single", "distributed", "loop", "faults", "numbers")
@@ -62,9 +62,11 @@ def facts(record: Record) -> dict[str, str]:
         "contract": spoken,
         "suite": f"areal-conformance {record.suite}, areal-core {record.core}",
         "commit": record.git,
+        **{f"files of {one.name}": _made_of(one) for one in record.sources},
         "started": record.started,
         "took": f"{record.seconds:.1f} s",
         "seed": str(record.seed),
+        "patience": f"{subject.patience:g}" if subject.patience != 1.0 else "",
         "user files": ", ".join(subject.imports),
         "command": record.command,
     }
@@ -103,6 +105,11 @@ def stand_ins(record: Record) -> str:
 def law_line(record: Record, number: int) -> str:
     """Return a law with its number, as every report writes it."""
     return f"law {number}: {record.laws.get(str(number), '')}"
+
+
+def _made_of(source: Source) -> str:
+    at = f", commit {source.commit}" if source.commit else ""
+    return f"{source.files}{at}, sha256 {source.sha256}"
 
 
 def _roles(record: Record) -> tuple[str, ...]:

@@ -21,6 +21,8 @@ from areal_core.plugins.registry import Registry
 
 LEVEL = 4
 """Everything that gives a verdict; 5 only records numbers."""
+MOST_PATIENT = 1000.0
+"""Above it a check that hangs would hang for days."""
 
 
 def _paths(values: Iterable[str | os.PathLike[str]]) -> tuple[str, ...]:
@@ -41,9 +43,24 @@ class Asked:
     """0 means as many as the mutant needs, else 1."""
     level: int = field(default=LEVEL)
     only: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
-    """Ids of the checks to make; the profile stays whole, so the verdict is `incomplete` at best."""
+    """Ids of the checks to make, `*` for any part; the profile stays whole: the verdict is `incomplete` at best."""
+    failed_in: str = ""
+    """A report: make those of its checks that did not pass."""
     imports: tuple[str, ...] = field(default=(), converter=_paths)
     ledger: str = ""
+    patience: float = field(default=1.0)
+    """Multiplies every deadline."""
+    contract: str = ""
+    """An older minor of the role's contract: only checks of rules that it has. Empty: the version of this core."""
+
+    @patience.validator
+    def _waits(self, _attribute: object, value: float) -> None:
+        if not 0 < value <= MOST_PATIENT:
+            raise ConfigError(
+                f"--patience {value:g} is no factor of patience",
+                why=f"it multiplies every deadline: above 0, and {MOST_PATIENT:g} at most",
+                fix="--patience 4",
+            )
 
     @level.validator
     def _is_a_level(self, _attribute: object, value: int) -> None:
@@ -79,14 +96,24 @@ def locator_of(asked: Asked) -> Locator:
     if role not in CHECKED_ROLES:
         raise ConfigError(f"no checks for the role {role!r}", why=f"roles are {', '.join(CHECKED_ROLES)}")
     name, ranks = asked.pair or asked.backend, asked.ranks or 1
-    return Locator(role=role, name=name, device=asked.device, ranks=ranks, imports=asked.imports)
+    return Locator(
+        role=role, name=name, device=asked.device, ranks=ranks, imports=asked.imports, patience=asked.patience
+    )
 
 
 def _mutant(asked: Asked) -> Locator:
     found = proof().mutant_named(asked.mutant)
     role, _, name = found.of.partition("/")
     ranks = asked.ranks or found.ranks
-    return Locator(role=role, name=name, device=asked.device, ranks=ranks, imports=asked.imports, mutant=found.name)
+    return Locator(
+        role=role,
+        name=name,
+        device=asked.device,
+        ranks=ranks,
+        imports=asked.imports,
+        mutant=found.name,
+        patience=asked.patience,
+    )
 
 
 def _only_role(name: str, imports: Iterable[str]) -> str:

@@ -1,13 +1,12 @@
 """What a report says about where it was made: versions, commit, claims.
 
 Knows: how to read them without importing an engine.
-Does not know: reports.
+Does not know: reports, or what a plugin is made of (`provenance`).
 """
 
 from __future__ import annotations
 
 import platform
-import subprocess
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from areal_conformance.laws import LAWS
+from areal_conformance.run.provenance import commit, sources_of
 from areal_conformance.run.record import Answer
 from areal_conformance.target import Target
 from areal_core.contract.version import CONTRACT
@@ -31,6 +31,7 @@ def facts_of(target: Target) -> dict[str, Any]:
         "laws": {str(number): sentence for number, sentence in LAWS.items()},
         "versions": versions_of(target),
         "git": commit(Path.cwd()),
+        "sources": sources_of(target),
     }
 
 
@@ -65,20 +66,6 @@ def claims_of(target: Target) -> tuple[Answer, ...]:
                 )
             )
     return tuple(answers)
-
-
-def commit(folder: Path) -> str:
-    """Return the commit a folder is at, `+` behind it if files were changed, empty outside a repository."""
-    try:
-        head = _git(folder, "rev-parse", "--short=12", "HEAD")
-        return head + ("+" if head and _git(folder, "status", "--porcelain", "--untracked-files=no") else "")
-    except (OSError, subprocess.SubprocessError):
-        return ""
-
-
-def _git(folder: Path, *words: str) -> str:
-    ended = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=True)
-    return ended.stdout.strip()
 
 
 def _version(distribution: str) -> str:

@@ -8,26 +8,28 @@ Does not know: how a check is made, or who drives it (`pytest_plugin`, `cli.run`
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import date, datetime
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import attrs
 from attrs import frozen
 
 from areal_conformance.check import Check
 from areal_conformance.run.asked import Asked
+from areal_conformance.run.chosen import chosen, failed_in
 from areal_conformance.run.facts import claims_of, facts_of
 from areal_conformance.run.ledger import Ledger, read_ledger
-from areal_conformance.run.profile import Profile, make_profile
+from areal_conformance.run.profile import make_profile, version_of
 from areal_conformance.run.record import Declared, Record, Row, Subject, Widened
 from areal_conformance.run.refusals import refuse_absent, refuse_adapter
 from areal_conformance.run.suite import Suite
 from areal_conformance.run.verdict import judge, standings
 from areal_conformance.target import Target
 from areal_core.contract.errors import ConfigError
+from areal_core.contract.version import CONTRACT, accepts, range_accepted
 from areal_core.plugins.devices import device_named
 
 LEDGER = "conformance.toml"
@@ -56,10 +58,13 @@ def make_plan(asked: Asked, suite: Suite, *, now: datetime, command: str) -> Pla
     role = target.role
     every = tuple(suite.checks_of(role))
     refuse_adapter(target, {*suite.inventory.checks, *(check.id for check in every)})
-    profile = make_profile(role, every, suite.inventory, level=asked.level, ranks=target.locator.ranks)
+    contract = _contract(asked.contract, role)
+    profile = make_profile(
+        role, every, suite.inventory, level=asked.level, ranks=target.locator.ranks, contract=contract
+    )
     ledger = _ledger(asked, target, suite, every, now.date())
     record = Record(
-        **facts_of(target),
+        **_facts(target, asked.contract),
         subject=Subject(
             role=role,
             name=target.name,
@@ -71,6 +76,7 @@ def make_plan(asked: Asked, suite: Suite, *, now: datetime, command: str) -> Pla
             imports=tuple(Path(path).name for path in target.locator.imports),
             contract=".".join(map(str, target.manifest.contract)) if target.manifest else "",
             stand_ins=device_named(target.registry, target.locator.device).stand_in,
+            patience=asked.patience,
         ),
         left_out=profile.left_out,
         claims=claims_of(target),
@@ -87,7 +93,10 @@ def make_plan(asked: Asked, suite: Suite, *, now: datetime, command: str) -> Pla
         started=now.isoformat(timespec="seconds"),
         command=command,
     )
-    return Plan(target=target, checks=_chosen(asked.only, profile, every), ledger=ledger, record=record)
+    only = asked.only
+    if asked.failed_in:
+        only += failed_in(Path(asked.failed_in), role=role, name=target.name, device=target.locator.device)
+    return Plan(target=target, checks=chosen(only, profile.checks, every), ledger=ledger, record=record)
 
 
 def closed(record: Record, rows: Iterable[Row], seconds: float, notes: Iterable[str] = ()) -> Record:
@@ -100,10 +109,44 @@ def closed(record: Record, rows: Iterable[Row], seconds: float, notes: Iterable[
         checks=filled,
         verdict=str(found.verdict),
         line=found.line,
-        standings=standings(record.subject.role, filled),
+        standings=standings(record.subject.role, filled, {one.key for one in record.claims if one.counts}),
         seconds=round(seconds, 3),
         notes=(*record.notes, *notes),
     )
+
+
+def _contract(text: str, role: str) -> tuple[int, int] | None:
+    """Return the version of the contract asked for.
+
+    Raises:
+        ConfigError: it is no version, or none this core speaks.
+    """
+    if not text:
+        return None
+    for one in _roles(role):
+        try:
+            spoken = accepts(one, version_of(text))
+        except ValueError:
+            spoken = False
+        if not spoken:
+            raise ConfigError(
+                f"--contract {text} is no version of the {one} contract that can be checked here",
+                why=f"this core speaks {range_accepted(one)}",
+                fix=f"--contract {'.'.join(map(str, CONTRACT[one]))}, or leave it out",
+            )
+    return version_of(text)
+
+
+def _roles(role: str) -> tuple[str, ...]:
+    return ("train", "infer") if role == "pair" else (role,)
+
+
+def _facts(target: Target, contract: str) -> dict[str, Any]:
+    """Return the facts of a run; the contract of its role is the one it was held to. Any: several types."""
+    facts = facts_of(target)
+    if contract:
+        facts["contract"] = {**facts["contract"], **dict.fromkeys(_roles(target.role), contract)}
+    return facts
 
 
 def ledger_path(target: Target) -> Path | None:
@@ -137,26 +180,3 @@ def _ledger(asked: Asked, target: Target, suite: Suite, checks: Iterable[Check],
         device=target.locator.device,
         backend=target.name,
     )
-
-
-def _chosen(only: tuple[str, ...], profile: Profile, every: Iterable[Check]) -> tuple[Check, ...]:
-    if not only:
-        return profile.checks
-    known: Mapping[str, Check] = {check.id: check for check in profile.checks}
-    outside: Mapping[str, Check] = {check.id: check for check in every if check.id not in known}
-    for key in only:
-        if key in outside:
-            one = outside[key]
-            raise ConfigError(
-                f"{key!r} is not a check of this run",
-                why=f"it is of level {int(one.level)} and takes {one.ranks} ranks or more",
-                fix=f"--level {int(one.level)} --ranks {one.ranks}, or higher",
-            )
-        if key not in known:
-            near = difflib.get_close_matches(key, {**known, **outside}, n=1)
-            raise ConfigError(
-                f"{key!r} is not a check of this run",
-                why="it has another role, or does not exist",
-                fix=f"did you mean {near[0]}?" if near else "areal conformance list",
-            )
-    return tuple(check for check in profile.checks if check.id in only)

@@ -20,6 +20,9 @@ from areal_conformance.run.record import Row, row_of
 from areal_conformance.session import spoken
 from areal_core.contract.version import ROLES
 
+Needs = tuple[int, int, tuple[int, int]]
+"""Level, ranks, version of the contract."""
+
 
 @frozen(kw_only=True)
 class Profile:
@@ -37,20 +40,33 @@ class Profile:
         return tuple(sorted((*map(row_of, self.checks), *self.gone), key=lambda row: (row.level, row.id)))
 
 
-def make_profile(role: str, checks: Iterable[Check], inventory: Inventory, *, level: int, ranks: int) -> Profile:
-    """Return the profile of a role; `checks` are all of the role that there are."""
-    present = {check.id: check for check in checks if check.since <= spoken(role)}
+def make_profile(
+    role: str,
+    checks: Iterable[Check],
+    inventory: Inventory,
+    *,
+    level: int,
+    ranks: int,
+    contract: tuple[int, int] | None = None,
+) -> Profile:
+    """Return the profile of a role; `checks` are all of the role that there are.
+
+    `contract` leaves out the checks of rules that came later; None: the version of this core.
+    """
+    spoken_here = spoken(role)
+    present = {check.id: check for check in checks if check.since <= spoken_here}
+    asked = (level, ranks, contract or spoken_here)
     roles = (STATIC, role) if role in ROLES else (role,)
     gone = {key: pinned for key, pinned in inventory.checks.items() if pinned.role in roles and key not in present}
     left_out: Counter[str] = Counter()
     kept, lost = [], []
     for check in present.values():
-        why = _outside(check.level, check.ranks, level, ranks)
+        why = _outside((check.level, check.ranks, check.since), asked)
         kept.append(check) if not why else left_out.update([why])
     for key, pinned in gone.items():
-        if tuple(map(int, pinned.since.split("."))) > spoken(role):
+        if version_of(pinned.since) > spoken_here:
             continue
-        why = _outside(pinned.level, pinned.ranks, level, ranks)
+        why = _outside((pinned.level, pinned.ranks, version_of(pinned.since)), asked)
         if why:
             left_out.update([why])
         else:
@@ -62,10 +78,22 @@ def make_profile(role: str, checks: Iterable[Check], inventory: Inventory, *, le
     return Profile(checks=ordered, gone=tuple(lost), left_out=dict(sorted(left_out.items())), notes=notes)
 
 
-def _outside(needs_level: int, needs_ranks: int, level: int, ranks: int) -> str:
-    if needs_level > level:
-        return f"--level {int(needs_level)}"
-    return f"--ranks {needs_ranks}" if needs_ranks > ranks else ""
+def version_of(text: str) -> tuple[int, int]:
+    """Return `1.2` as (1, 2).
+
+    Raises:
+        ValueError: it is no version of a contract.
+    """
+    major, minor = text.split(".")
+    return int(major), int(minor)
+
+
+def _outside(needs: Needs, asked: Needs) -> str:
+    if needs[2] > asked[2]:
+        return f"--contract {needs[2][0]}.{needs[2][1]}"
+    if needs[0] > asked[0]:
+        return f"--level {int(needs[0])}"
+    return f"--ranks {needs[1]}" if needs[1] > asked[1] else ""
 
 
 def _gone(key: str, level: int, tier: str, provisional: bool) -> Row:

@@ -80,6 +80,23 @@ class Subject:
     """The version its manifest was written for."""
     stand_ins: str = ""
     """What answered for the device, and what that leaves open; empty where it was the device itself."""
+    patience: float = 1.0
+    """What the run multiplied every deadline with."""
+
+
+@frozen(kw_only=True)
+class Source:
+    """What a plugin was made of (`run.provenance`)."""
+
+    name: str
+    """Distribution, or a user's file."""
+    version: str = ""
+    commit: str = ""
+    """Where the files are in a checkout, or were installed from one: `+` if they were changed."""
+    sha256: str = ""
+    """Over the files of its packages."""
+    files: int = 0
+    """How many those are."""
 
 
 @frozen(kw_only=True)
@@ -152,6 +169,8 @@ class Record:
     """Python, torch, the engine's requirements, the platform."""
     git: str = ""
     """Commit of the folder the run was started in, `+` if it was changed; empty outside a repository."""
+    sources: tuple[Source, ...] = ()
+    """What the plugin was made of; two for a pair, and one for each file of the user."""
     seed: int = 0
     started: str = ""
     seconds: float = 0.0

@@ -11,13 +11,13 @@ Does not know: where rows come from.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 
 from attrs import frozen
 
 from areal_conformance.check import Tier
-from areal_conformance.outcome import Outcome
+from areal_conformance.outcome import WORKS_UNCLAIMED, Outcome
 from areal_conformance.run.record import Row, Standing
 
 
@@ -40,6 +40,9 @@ EXIT_CODES: Mapping[Verdict, int] = {
 
 FAILING = (Outcome.FAIL, Outcome.ERROR, Outcome.UNEXPECTED_PASS)
 RAN = (Outcome.PASS, Outcome.KNOWN_FAIL, *FAILING, Outcome.INCONCLUSIVE)
+REFUSED = "refused, as it says"
+UNCLAIMED = "works, and is not claimed"
+"""Of an ability in place of `success`, where the manifest does not claim it."""
 _CAPPED = ("flaky", "hang")
 
 
@@ -59,17 +62,31 @@ def judge(rows: Iterable[Row], left_out: Mapping[str, int] | None = None) -> Jud
     return Judgement(verdict=_verdict(counted), line=_line(counted, provisional, left_out or {}))
 
 
-def standings(role: str, rows: Iterable[Row]) -> tuple[Standing, ...]:
-    """Return the verdict of the role's core, and of every ability of which something is known."""
+def standings(role: str, rows: Iterable[Row], counting: Collection[str]) -> tuple[Standing, ...]:
+    """Return the verdict of the role's core, and of every ability of which something is known.
+
+    `counting` are the abilities a run may count on here. Of any other, success says no more than that it is refused:
+    its verdict reads so.
+    """
     counted = [row for row in rows if not row.provisional]
     parts = {f"{role}-core": [row for row in counted if row.tier is Tier.CORE]}
     for claim in sorted({claim for row in counted for claim in row.claims}):
         concerned = [row for row in counted if claim in row.claims]
         if any(row.outcome is not Outcome.SKIP for row in concerned):
             parts[f"{role}-extended: {claim}"] = concerned
+    unclaimed = {f"{role}-extended: {claim}" for row in counted for claim in row.claims if claim not in counting}
     return tuple(
-        Standing(name=name, verdict=_verdict(part), line=_line(part, [], {})) for name, part in parts.items() if part
+        Standing(name=name, verdict=_standing(part, claimed=name not in unclaimed), line=_line(part, [], {}))
+        for name, part in parts.items()
+        if part
     )
+
+
+def _standing(rows: Sequence[Row], *, claimed: bool) -> str:
+    verdict = _verdict(rows)
+    if claimed or verdict is not Verdict.SUCCESS:
+        return str(verdict)
+    return UNCLAIMED if any(note.endswith(WORKS_UNCLAIMED) for row in rows for note in row.notes) else REFUSED
 
 
 def _verdict(rows: Sequence[Row]) -> Verdict:
