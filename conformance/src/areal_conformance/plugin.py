@@ -27,14 +27,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--areal-device", metavar="KIND", default="cpu", help="cpu (default), cuda, ...")
     group.addoption("--areal-ranks", metavar="N", type=int, default=0, help="ranks at most (default 1)")
     group.addoption("--areal-level", metavar="N", type=int, default=4, help="levels up to this (default 4)")
-    group.addoption("--areal-report", metavar="DIR", default="", help="write report.json, .md and .html there")
+    group.addoption("--areal-report", metavar="DIR", default="", help="write report.json, .md, .html, badge.svg there")
     group.addoption("--areal-import", metavar="FILE", action="append", default=[], help="import this file first")
     group.addoption("--areal-ledger", metavar="FILE", default="", help="known failures, instead of the plugin's own")
     group.addoption("--areal-check", metavar="ID", action="append", default=[], help="only this; * for any part")
     group.addoption("--areal-only-failed", metavar="REPORT", default="", help="only what failed in this report")
     group.addoption("--areal-patience", metavar="FACTOR", type=float, default=1.0, help="multiply every deadline")
     group.addoption("--areal-contract", metavar="X.Y", default="", help="only rules of this version of the contract")
-    # How `areal conformance run` follows the run in its child process, and the command it was given.
+    # How `areal conformance run` follows the run in its child processes, and the command it was given.
+    group.addoption("--areal-after", metavar="ID", default="", help="begin behind this check")
     group.addoption("--areal-journal", metavar="FILE", default="", help="write progress there, one line at a time")
     group.addoption("--areal-command", metavar="TEXT", default="", help="the command to show in the report")
 

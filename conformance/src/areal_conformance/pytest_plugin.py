@@ -83,6 +83,7 @@ def _asked(config: pytest.Config) -> Asked:
         imports=option("areal_import"),
         ledger=option("areal_ledger"),
         failed_in=option("areal_only_failed"),
+        after=option("areal_after"),
         patience=option("areal_patience"),
         contract=option("areal_contract"),
     )
@@ -99,6 +100,7 @@ class RunPlugin:
         self._session: Runs | None = None
         self._rows: dict[str, Row] = {}
         self._began = time.perf_counter()
+        self._again = ""
         self._config = config
 
     @pytest.hookimpl(tryfirst=True)
@@ -112,7 +114,7 @@ class RunPlugin:
         """Make one check, and hold what came to the ledger."""
         patience = self.plan.target.adapter.patience
         if self._journal is not None:
-            limit = (check.deadline_s + 2 * CLOSE_S) * patience + GRACE_S + SLACK_S
+            limit = (check.deadline_s + 2 * CLOSE_S) * patience + GRACE_S + SLACK_S  # as long as nobody is starved
             self._journal.write(began=check.id, limit_s=limit)
         if self.plan.ledger.hangs(check.id) is not None:
             result = Result(check=check.id, outcome=Outcome.NOT_RUN)
@@ -132,6 +134,11 @@ class RunPlugin:
             numbers=dict(judged.numbers),
             known=kind,
         )
+
+    def stops_behind(self, check: Check) -> bool:
+        """Whether the run has to go on in another process: a check was given up, and somebody starts another one."""
+        self._again = check.id if self._journal is not None and self._session and self._session.poisoned else ""
+        return bool(self._again)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Take a row in, also from another process of pytest-xdist."""
@@ -160,7 +167,7 @@ class RunPlugin:
         if self.record.verdict != Verdict.SUCCESS and session.exitstatus in (0, 5):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         if self._journal is not None:
-            self._journal.write(closed=True)
+            self._journal.write(again=self._again) if self._again else self._journal.write(closed=True)
             self._journal.close()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -196,6 +203,8 @@ class CheckItem(pytest.Item):
         """Make the check and tell pytest how it ended."""
         row = self.config.stash[_STASH].make(self.check)
         self.user_properties.append((_PROPERTY, plain(row)))
+        if self.config.stash[_STASH].stops_behind(self.check):
+            self.session.shouldstop = f"{self.check.id} was given up; a fresh process goes on"
         if row.outcome in FAILING:
             raise CheckFailed(f"{row.outcome}: {row.title}\n{row.message}")
         if row.outcome is Outcome.KNOWN_FAIL:

@@ -1,7 +1,7 @@
 """One thread with one event loop, in which checks run, and which can be left behind when a check hangs.
 
-Knows: deadlines of plain functions and of coroutines.
-Does not know: checks.
+Knows: what comes of plain functions and of coroutines at their deadline.
+Does not know: checks, or how long a deadline is on a busy machine (`deadline`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
+
+from areal_conformance.deadline import Deadline, within
 
 GRACE_S = 10.0
 """After a coroutine was cancelled at its deadline: the time it has to end before its thread is given up."""
@@ -25,12 +27,12 @@ class Runner:
     """A daemon thread. Work is done in order; a coroutine runs in the runner's one event loop."""
 
     def __init__(self) -> None:
-        self._work: queue.SimpleQueue[tuple[Callable[[], Any], float, Future[Any]] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Deadline, Future[Any]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="areal-conformance", daemon=True)
         self._thread.start()
         self.hung = False
 
-    def run(self, work: Callable[[], Any], deadline_s: float) -> Any:
+    def run(self, work: Callable[[], Any], deadline: Deadline) -> Any:
         """Run `work()`; if it returns a coroutine, run that too. Any: its result.
 
         Raises:
@@ -38,14 +40,17 @@ class Runner:
             Hung: it did not end; the runner is given up.
         """
         future: Future[Any] = Future()
-        self._work.put((work, deadline_s, future))
-        try:
-            return future.result(timeout=deadline_s + GRACE_S)
-        except TimeoutError:
-            if future.done():
-                raise  # the work's own
-            self.hung = True
-            raise Hung(f"still running {GRACE_S:g} s after its deadline of {deadline_s:g} s") from None
+        self._work.put((work, deadline, future))
+        given_grace = False
+        while (left := deadline.left()) or not given_grace:
+            given_grace = not left
+            try:
+                return future.result(timeout=left or GRACE_S)
+            except TimeoutError:
+                if future.done():
+                    raise  # the work's own
+        self.hung = True
+        raise Hung(f"still running {GRACE_S:g} s after its deadline of {deadline.limit_s:g} s")
 
     def close(self) -> None:
         """End the thread, unless it hangs: it ends with the process then."""
@@ -56,17 +61,12 @@ class Runner:
     def _serve(self) -> None:
         with asyncio.Runner() as runner:
             while (item := self._work.get()) is not None:
-                work, deadline_s, future = item
+                work, deadline, future = item
                 try:
                     result = work()
                     if asyncio.iscoroutine(result):
-                        result = runner.run(_bounded(result, deadline_s))
+                        result = runner.run(within(result, deadline))
                 except BaseException as error:
                     future.set_exception(error)
                 else:
                     future.set_result(result)
-
-
-async def _bounded(coroutine: Any, deadline_s: float) -> Any:
-    async with asyncio.timeout(deadline_s):
-        return await coroutine

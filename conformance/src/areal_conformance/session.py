@@ -1,6 +1,7 @@
 """Runs checks on one target, one after another, and says how each ended.
 
-Knows: which checks apply, deadlines, which exception means which outcome.
+Knows: which checks apply, deadlines, which exception means which outcome; that a machine without a processor to spare
+says nothing about a backend.
 Does not know: ledgers, verdicts and reports, or pytest (`plugin` drives a session, and so does the self-test).
 """
 
@@ -17,6 +18,7 @@ from areal_conformance.benches import bench_for
 from areal_conformance.benches.base import Bench
 from areal_conformance.check import Check
 from areal_conformance.checks import checks_of
+from areal_conformance.deadline import Deadline, Late, of_time
 from areal_conformance.laws import LAWS
 from areal_conformance.outcome import (
     WORKS_UNCLAIMED,
@@ -32,6 +34,10 @@ from areal_conformance.target import Target
 from areal_core.contract.version import CONTRACT
 
 CLOSE_S = 60.0
+OVERLOADED = (
+    "the machine was overloaded: what was waited for had no processor for much of the time. "
+    "Run on a quieter machine, or with --patience 4"
+)
 BROKEN = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
 """What a backend may raise and must not end the run with. Ctrl-C is the user's and is let through."""
 
@@ -64,6 +70,8 @@ class Session:
         self._make_bench = make_bench
         self._runner = Runner()
         self._benches: dict[str, Bench] = {}
+        self.poisoned = False
+        """Whether a check missed a deadline: the call that did not return may still be in the way of the next one."""
 
     def run(self, check: Check) -> Result:
         """Make one check; never raises for what the backend or the check does."""
@@ -89,31 +97,38 @@ class Session:
         self._runner.close()
 
     def _attempt(self, check: Check) -> tuple[Outcome, str, Bench | None]:
-        deadline_s = check.deadline_s * self.target.adapter.patience
+        deadline = self._deadline(check.deadline_s)
         try:
             bench = self._bench(check.role)
             bench.begin(check)
         except Exception as error:
             return Outcome.ERROR, f"the bench could not be set up: {_told(error)}", None
         try:
-            self._runner.run(partial(check.body, bench), deadline_s)
+            self._runner.run(partial(check.body, bench), deadline)
             outcome, message = Outcome.PASS, ""
         except Hung as error:
             self._abandon()
-            return Outcome.FAIL, _law(9, f"{check.id} {error}"), bench
+            return *_missed(_law(9, f"{check.id} {error}"), starved=deadline.starved), bench
         except NotRefused as error:
             outcome, message = self._works_unclaimed(check, error.claim, bench)
         except BROKEN as error:
-            outcome, message = _judge(check, error, deadline_s)
+            outcome, message = _judge(check, error, deadline)
+            self.poisoned |= any(of_time(error))
         return self._after(check, bench, outcome, message)
+
+    def _deadline(self, seconds: float) -> Deadline:
+        return Deadline(seconds * self.target.adapter.patience)
 
     def _after(self, check: Check, bench: Bench, outcome: Outcome, message: str) -> tuple[Outcome, str, Bench]:
         """Let the check's own things go; a target that cannot let them go fails the check."""
+        deadline = self._deadline(CLOSE_S)
         try:
-            self._runner.run(lambda: bench.end(passed=outcome is Outcome.PASS), CLOSE_S * self.target.adapter.patience)
+            self._runner.run(lambda: bench.end(passed=outcome is Outcome.PASS), deadline)
         except Hung as error:
             self._abandon()
-            outcome, message = Outcome.FAIL, message or _law(9, f"closing after {check.id}: {error}")
+            if outcome is Outcome.PASS:
+                told = _law(9, f"closing after {check.id}: {error}")
+                outcome, message = _missed(told, starved=deadline.starved)
         except BROKEN as error:
             self._abandon()
             if outcome is Outcome.PASS:
@@ -134,18 +149,20 @@ class Session:
         num_passed = 0
         for other in positive:
             bench.begin(other)
+            deadline = self._deadline(other.deadline_s)
             try:
-                self._runner.run(partial(other.body, bench), other.deadline_s * self.target.adapter.patience)
+                self._runner.run(partial(other.body, bench), deadline)
                 num_passed += 1
             except Hung as error:
                 self._abandon()
-                return Outcome.FAIL, _law(8, f"{claim!r} is not claimed, was not refused, and hangs: {error}")
+                told = _law(8, f"{claim!r} is not claimed, was not refused, and hangs: {error}")
+                return _missed(told, starved=deadline.starved)
             except Inconclusive:
                 pass
             except BROKEN as error:
                 why = f"{claim!r} is not claimed and was not refused; {other.id} then found: {_told(error)}"
                 return Outcome.FAIL, _law(8, why)
-            self._runner.run(partial(bench.end, passed=True), CLOSE_S * self.target.adapter.patience)
+            self._runner.run(partial(bench.end, passed=True), self._deadline(CLOSE_S))
         if not num_passed:
             return Outcome.FAIL, _law(8, f"{claim!r} is not claimed and was not refused")
         bench.notes = [*notes, f"{claim!r} {WORKS_UNCLAIMED}"]
@@ -161,6 +178,7 @@ class Session:
         benches, self._benches = self._benches, {}
         for bench in benches.values():
             self._end_bench(bench)
+        self.poisoned |= self._runner.hung
         if not self._runner.hung:
             self._runner.close()
         self._runner = Runner()
@@ -168,20 +186,33 @@ class Session:
     def _end_bench(self, bench: Bench) -> None:
         if not self._runner.hung:
             with contextlib.suppress(*BROKEN):  # what a broken target does when let go, checks of close have judged
-                self._runner.run(bench.aclose, CLOSE_S)
+                self._runner.run(bench.aclose, Deadline(CLOSE_S))
         bench.close()
 
 
-def _judge(check: Check, error: BaseException, deadline_s: float) -> tuple[Outcome, str]:
+def _judge(check: Check, error: BaseException, deadline: Deadline) -> tuple[Outcome, str]:
     if isinstance(error, Inconclusive):
         return Outcome.INCONCLUSIVE, str(error)
     if isinstance(error, HarnessError):
         return Outcome.ERROR, str(error)
     if isinstance(error, TimeoutError) and not str(error):
-        return Outcome.FAIL, _law(9, f"{check.id} did not end within {deadline_s:g} s")
+        return _missed(_law(9, f"{check.id} did not end within {deadline.limit_s:g} s"), starved=deadline.starved)
     if isinstance(error, Violation):
-        return Outcome.FAIL, _law(check.law if error.law is None else error.law, str(error))
-    return Outcome.FAIL, _law(check.law, f"the backend raised {_told(error)}")
+        told = _law(check.law if error.law is None else error.law, str(error))
+    else:
+        told = _law(check.law, f"the backend raised {_told(error)}")
+    return _missed(told, starved=_starved(error, deadline))
+
+
+def _missed(told: str, *, starved: bool) -> tuple[Outcome, str]:
+    """Return what a failure amounts to: nothing, where others had the processors that it would have taken to pass."""
+    return (Outcome.INCONCLUSIVE, f"{OVERLOADED}\n{told}") if starved else (Outcome.FAIL, told)
+
+
+def _starved(error: BaseException, deadline: Deadline) -> bool:
+    """Whether a failure is that of a starved machine: it, or what led to it, is a deadline that passed there."""
+    passed = list(of_time(error))
+    return bool(passed) and (deadline.starved or any(isinstance(one, Late) and one.starved for one in passed))
 
 
 def _law(number: int, message: str) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
 import pytest
 
-from areal_conformance import runner
+from areal_conformance import deadline, runner
 from areal_conformance import session as sessions
 from areal_conformance.adapter import Adapter, Tolerance
 from areal_conformance.benches.base import Bench
@@ -18,7 +19,7 @@ from areal_conformance.check import Check, Level, check
 from areal_conformance.outcome import Inconclusive, Outcome, expect
 from areal_conformance.session import Session
 from areal_conformance.target import Locator, Target
-from areal_core.contract.errors import CapabilityError
+from areal_core.contract.errors import CapabilityError, WorkerTimeout
 from areal_core.plugins.claims import Claim, full, not_yet, when
 from areal_core.plugins.manifest import Manifest
 from areal_core.plugins.registry import Registry
@@ -39,10 +40,15 @@ def target(claims: dict[str, Claim] | None = None, **fields: Any) -> Target:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+def made() -> list[Session]:
+    """Return the sessions of a test."""
+    return []
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, made: list[Session]) -> Iterator[Callable[..., Any]]:
     """Return a function that makes checks on one target and gives their results."""
     monkeypatch.setattr(sessions, "bench_for", lambda role, target: Bench(target))
-    made: list[Session] = []
 
     def results(under_test: Target, *checks: Check) -> Any:
         monkeypatch.setattr(sessions, "checks_of", lambda _role: checks)
@@ -239,3 +245,51 @@ def test_more_ranks_than_the_run_has_are_skipped(run: Any) -> None:
 
     assert run(one, two).outcome is Outcome.SKIP
     assert run(attrs.evolve(one, locator=attrs.evolve(one.locator, ranks=2)), two).outcome is Outcome.FAIL
+
+
+def _overloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the system tell that this process waits for a processor all the time, and others have them."""
+    began = time.monotonic()
+
+    def told() -> deadline.Look:
+        passed = time.monotonic() - began
+        return deadline.Look(at=began + passed, waited={(1, 1): 0.9 * passed}, own=0.0, busy=passed, processors=1)
+
+    monkeypatch.setattr(deadline, "look_now", told)
+    monkeypatch.setattr(deadline, "look_lately", told)
+
+
+def _raises(error: Exception) -> Callable[[Any], None]:
+    def body(_bench: object) -> None:
+        time.sleep(0.01)
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        pytest.param(lambda bench: asyncio.Event().wait(), Outcome.INCONCLUSIVE, id="its own deadline"),
+        pytest.param(lambda bench: bench.soon(asyncio.Event().wait(), "it", 0.05), Outcome.INCONCLUSIVE, id="soon"),
+        pytest.param(_raises(WorkerTimeout("no answer")), Outcome.INCONCLUSIVE, id="a deadline of the backend"),
+        pytest.param(_raises(ValueError("wrong")), Outcome.FAIL, id="a wrong answer"),
+    ],
+)
+def test_an_overloaded_machine_says_nothing_of_what_came_late(
+    run: Any, monkeypatch: pytest.MonkeyPatch, body: Any, expected: Outcome
+) -> None:
+    """Of what is wrong it does."""
+    _overloaded(monkeypatch)
+    result = run(target(), make(body, deadline_s=0.1))
+
+    assert result.outcome is expected
+    assert ("the machine was overloaded" in result.message) == (expected is Outcome.INCONCLUSIVE)
+
+
+def test_a_session_says_when_something_may_be_in_the_way(run: Any, made: list[Session]) -> None:
+    """A deadline that passed may have left a call behind; a wrong answer leaves nothing."""
+    run(target(), make(_raises(ValueError("wrong"))))
+    run(target(), make(_raises(WorkerTimeout("no answer"))))
+
+    assert [session.poisoned for session in made] == [False, True]

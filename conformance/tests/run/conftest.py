@@ -41,6 +41,7 @@ class HandMade:
     """A session that gives what the body of the check gives."""
 
     closed = 0
+    poisoned = False
 
     def __init__(self, target: Target) -> None:
         self.made: list[str] = []

@@ -41,7 +41,7 @@ def test_a_pair_given_as_a_backend_is_pointed_out() -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"backend": "a", "pair": "a+b"}, {"backend": "a", "mutant": "M"}])
-def test_exactly_one_target_is_named(given: dict[str, str]) -> None:
+def test_exactly_one_target_is_named(given: dict[str, Any]) -> None:
     """None, or several, is bad input."""
     with pytest.raises(ConfigError, match="--backend NAME, --pair TRAIN"):
         locator_of(Asked(**given))

@@ -62,7 +62,9 @@ def test_a_hostile_host_does_not_reach_in(tmp_path: Path) -> None:
     assert [row.id for row in record.checks if row.missing] == []
     assert "; 0 missing." in record.line
     assert record.line in ended.stdout
-    assert {"report.json", "report.md", "report.html"} == {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"report.json", "report.md", "report.html", "badge.svg"} == {
+        path.name for path in (tmp_path / "out").iterdir()
+    }
     assert not (tmp_path / ".pytest_cache").exists()
 
 
@@ -104,15 +106,15 @@ def test_the_command_line_names_its_own_configuration(tmp_path: Path) -> None:
     assert not {"PYTEST_ADDOPTS", "PYTEST_PLUGINS"} & kept.keys()
 
 
-Child = Callable[[str, str], tuple[Story, str]]
+Child = Callable[..., tuple[Story, str]]
 
 
 @pytest.fixture
 def child(tmp_path: Path, make: Any, offer: Any) -> Child:
     """Return a function that follows a process which writes one line and then does something to itself."""
 
-    def followed(line: str, then: str) -> tuple[Story, str]:
-        suite = offer(make("a.one"), make("a.two"))
+    def followed(line: str, then: str, *more: str) -> tuple[Story, str]:
+        suite = offer(make("a.one"), make("a.two"), *map(make, more))
         asked = Asked(backend="toy", role="workflow")
         plan = make_plan(asked, suite, now=datetime.now().astimezone(), command="c")
         path = tmp_path / "journal.jsonl"
@@ -139,8 +141,9 @@ def test_a_process_that_dies_leaves_an_incomplete_record(child: Child) -> None:
 
 def test_a_run_that_a_person_stopped_blames_nobody(child: Child) -> None:
     """What ran is told; no law is broken by Ctrl-C."""
-    story, _ = child(json.dumps({"began": "workflow.a.one", "limit_s": 60}) + "\n", "os._exit(3)")
-    record = _closed(story, INTERRUPTED, 1.0)
+    began = json.dumps({"began": "workflow.a.one", "limit_s": 60}) + "\n"
+    story, ended = child(began, "import time; os.kill(os.getppid(), signal.SIGINT); time.sleep(60)")
+    record = _closed(story, ended, 1.0)
 
     assert record.verdict == "incomplete"
     assert record.notes[-1] == "the run was interrupted, while workflow.a.one ran"
@@ -182,6 +185,33 @@ def test_a_process_that_goes_silent_is_killed(child: Child) -> None:
     assert "said nothing" in ended
     assert record.checks[0].outcome is Outcome.NOT_RUN
     assert "law 9" in record.checks[0].message
+
+
+def test_a_fresh_process_goes_on_behind_what_was_given_up(child: Child) -> None:
+    """Behind a check that missed its deadline and behind one that took its process with it; each process is told."""
+    then = """
+import json, sys
+def put(**line): f.write(json.dumps(line) + '\\n'); f.flush()
+def done(row): put(ended=dict(id=row, title='t', law=7, spec='s', level=1, tier='core', outcome='pass'))
+after = sys.argv[-1].partition('=')[2]
+if not after:
+    put(began='workflow.a.one', limit_s=60); done('workflow.a.one'); put(again='workflow.a.one')
+elif after == 'workflow.a.one':
+    put(began='workflow.a.two', limit_s=60); os.kill(os.getpid(), signal.SIGSEGV)
+elif after == 'workflow.a.two':
+    put(began='workflow.b.one', limit_s=60); done('workflow.b.one'); put(closed=True)
+"""
+    story, ended = child("", f"exec({then!r})", "b.one")
+    record = _closed(story, ended, 1.0)
+
+    assert (ended, story.closed) == ("", True)
+    assert {row.id: str(row.outcome) for row in record.checks} == {
+        "workflow.a.one": "pass",
+        "workflow.a.two": "not-run",
+        "workflow.b.one": "pass",
+    }
+    assert "it was ended by SIGSEGV" in record.checks[1].message
+    assert record.notes[-1] == "a fresh process went on behind workflow.a.two: it was ended by SIGSEGV"
 
 
 def test_a_torn_line_waits_for_its_end(tmp_path: Path) -> None:

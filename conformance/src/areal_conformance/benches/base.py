@@ -8,7 +8,6 @@ Does not know: any role.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import inspect
 import shutil
@@ -19,6 +18,7 @@ from typing import Any, TypeVar
 
 from areal_conformance.adapter import Case, Fault, Tolerance
 from areal_conformance.check import Check
+from areal_conformance.deadline import Deadline, within
 from areal_conformance.outcome import Inconclusive, NotRefused, Violation
 from areal_conformance.target import Target
 from areal_core.contract.errors import ArealError
@@ -119,15 +119,17 @@ class Bench:
 
     async def soon(self, work: Awaitable[T], what: str, within_s: float = SOON_S) -> T:
         """Await something that has to end soon; Violation if it does not."""
-        limit_s = within_s * self.target.adapter.patience
-        timer = asyncio.timeout(limit_s)
+        deadline = self.deadline(within_s)
         try:
-            async with timer:
-                return await work
+            return await within(work, deadline)
         except TimeoutError:
-            if not timer.expired():
+            if deadline.left():
                 raise
-            raise Violation(f"{what} did not end within {limit_s:g} s") from None
+            raise deadline.late(f"{what} did not end within {deadline.limit_s:g} s") from None
+
+    def deadline(self, seconds: float) -> Deadline:
+        """Return a deadline so far off, times the patience of the target."""
+        return Deadline(seconds * self.target.adapter.patience)
 
     def refuses(self, claim: str, action: Callable[[], Any]) -> None:
         """Expect a plain call to be refused with an ArealError that says why.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -239,14 +238,13 @@ class InferBench(Bench):
         self, condition: Callable[[], Awaitable[bool] | bool], what: str, *, seconds: float = WAIT_S
     ) -> None:
         """Let the event loop turn until the condition holds; Violation naming `what` if it does not within a bound."""
-        patient_s = seconds * self.target.adapter.patience
-        deadline, turns = time.monotonic() + patient_s, 0
+        deadline, turns = self.deadline(seconds), 0
         while True:
             held = condition()
             if held if isinstance(held, bool) else await held:
                 return
-            if time.monotonic() > deadline and turns > POLLS_PER_S * patient_s:
-                raise Violation(f"nothing hangs (law 9), yet this was waited for in vain: {what}")
+            if turns > POLLS_PER_S * deadline.limit_s and not deadline.left():
+                raise deadline.late(f"nothing hangs (law 9), yet this was waited for in vain: {what}")
             turns += 1
             await asyncio.sleep(0 if turns < QUIET_TURNS else POLL_S)
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import psutil
 
 from areal_conformance.benches.base import SOON_S, Bench
+from areal_conformance.deadline import Late
 from areal_conformance.outcome import HarnessError, Violation, expect
 from areal_conformance.probes import engine as probe_engine
 from areal_conformance.probes.processes import alive, descendants
@@ -125,12 +126,10 @@ class SchedulerBench(Bench):
 
     async def until(self, condition: Callable[[], object], what: str, within_s: float = SOON_S) -> None:
         """Look until something has come true; Violation if it does not within the time."""
-        limit_s = within_s * self.target.adapter.patience
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + limit_s
+        deadline = self.deadline(within_s)
         while not condition():
-            if loop.time() > deadline:
-                raise Violation(f"{what}: not so after {limit_s:g} s")
+            if not deadline.left():
+                raise deadline.late(f"{what}: not so after {deadline.limit_s:g} s")
             await asyncio.sleep(_LOOK_S)
 
     def processes(self) -> set[int]:
@@ -143,12 +142,14 @@ class SchedulerBench(Bench):
 
     async def gone(self, pids: Iterable[int], what: str, within_s: float = 0.0) -> None:
         """Expect processes to be gone, now or within a time; Violation naming those that live."""
-        watched = set(pids)
-        with contextlib.suppress(Violation):
+        watched, starved = set(pids), False
+        try:
             await self.until(lambda: not any(map(alive, watched)), what, within_s)
+        except Late as late:
+            starved = late.starved
         left = {pid: _command(pid) for pid in watched if alive(pid)}
         if left:
-            raise Violation(f"{what}: {len(left)} processes still live: {left}")
+            raise Late(f"{what}: {len(left)} processes still live: {left}", starved=starved)
 
     def status(self, scheduler: Scheduler, role: str, rank: int = 0) -> WorkerStatus:
         """Return the status of one worker; Violation if there is none."""

@@ -168,19 +168,21 @@ class TransportBench(Bench):
 
         thread = threading.Thread(target=run, name="areal-conformance-call", daemon=True)
         thread.start()
-        limit = WAIT_S * self.target.adapter.patience
-        thread.join(limit)
+        deadline = self.deadline(WAIT_S)
+        while thread.is_alive() and (left := deadline.left()):
+            thread.join(left)
         if thread.is_alive():
-            raise Violation(f"{what} did not return within {limit:g} s: it neither succeeds nor fails", law=9)
+            told = f"{what} did not return within {deadline.limit_s:g} s: it neither succeeds nor fails"
+            raise deadline.late(told, law=9)
         if errors:
             raise errors[0]
         return outcome[0]
 
     def becomes(self, true: Callable[[], bool]) -> bool:
         """Wait until something is true that another thread or process is about to do; tell whether it came."""
-        deadline = time.monotonic() + SETTLE_S * self.target.adapter.patience
+        deadline = self.deadline(SETTLE_S)
         while not true():
-            if time.monotonic() > deadline:
+            if not deadline.left():
                 return False
             time.sleep(LOOK_S)
         return True
@@ -261,13 +263,14 @@ class TransportBench(Bench):
         ]
         for thread in threads:
             thread.start()
-        limit = wait_s * self.target.adapter.patience
-        deadline = time.monotonic() + limit
+        deadline = self.deadline(wait_s)
         for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+            while thread.is_alive() and (left := deadline.left()):
+                thread.join(left)
         hanging = [name for name in works if name not in ended]
         if hanging:
-            raise Violation(f"{', '.join(hanging)} neither succeeded nor failed within {limit:g} s", law=9)
+            told = f"{', '.join(hanging)} neither succeeded nor failed within {deadline.limit_s:g} s"
+            raise deadline.late(told, law=9)
         return ended
 
     def look(self) -> Footprint:

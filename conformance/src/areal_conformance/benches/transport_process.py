@@ -6,6 +6,7 @@ Does not know: what it runs (`transport_peer`), or what is right.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import subprocess
@@ -18,6 +19,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from areal_conformance.deadline import Deadline
 from areal_conformance.outcome import HarnessError, Violation
 from areal_conformance.target import Locator
 from areal_core.contract.weights import Offer
@@ -89,20 +91,28 @@ class Peer:
 
     def _ask(self, wait_s: float, **message: Any) -> Answer:
         assert self._process.stdin is not None
+        deadline = Deadline(wait_s)
         try:
             self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
-            line = self._lines.get(timeout=wait_s)
+            line = self._line(deadline)
         except (BrokenPipeError, ValueError):
             line = ""
         except queue.Empty:
+            late = deadline.late(f"{message['do']!r} in another process did not end within {wait_s:g} s", law=9)
             self._process.kill()
-            raise Violation(f"{message['do']!r} in another process did not end within {wait_s:g} s", law=9) from None
+            raise late from None
         if not line:
             code = self._process.wait()
             return Answer(value={}, error=f"the process died, exit code {code}", died=True)
         told = json.loads(line)
         return Answer(value=told.get("value", {}), error=told.get("error", ""), kinds=tuple(told.get("kinds", ())))
+
+    def _line(self, deadline: Deadline) -> str:
+        while left := deadline.left():
+            with contextlib.suppress(queue.Empty):
+                return self._lines.get(timeout=left)
+        raise queue.Empty
 
     def _listen(self) -> None:
         assert self._process.stdout is not None

@@ -1,7 +1,7 @@
 """The process that makes the checks: pytest, with the suite's configuration and nothing of the host's.
 
 Knows: its command line, its environment, and when it must be given up.
-Does not know: what its journal says, beyond whether it still goes on.
+Does not know: what its journal says, beyond whether it still goes on, and where a fresh process has to.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
+import attrs
+
 import areal_conformance
+from areal_conformance.deadline import Deadline
+from areal_conformance.report.parts import law_line
 from areal_conformance.run.asked import Asked
 from areal_conformance.run.journal import Reader, Story
 
@@ -26,7 +30,11 @@ START_LIMIT_S = 300.0
 """Until the run is prepared: an adapter may import its engine."""
 CLOSE_LIMIT_S = 300.0
 """Between checks and after the last."""
+END_LIMIT_S = 30.0
+"""For a process that another one takes over from."""
 END_S = 10.0
+MOST_PROCESSES = 30
+"""A backend that ends every process it is checked in is not tried for ever."""
 INTERRUPTED = "the run was interrupted"
 """What `follow` returns where a person stopped the run."""
 
@@ -50,6 +58,7 @@ def arguments_of(asked: Asked, journal: Path, command: str) -> list[str]:
         "--areal-only-failed": asked.failed_in,
         "--areal-patience": f"{asked.patience:g}",
         "--areal-contract": asked.contract,
+        "--areal-after": asked.after,
         "--areal-journal": str(journal),
         "--areal-command": command,
     }
@@ -79,23 +88,58 @@ def follow(
 ) -> tuple[Story, str]:
     """Run the process to its end; return its story, and what ended it if it did not end by itself.
 
+    A check that was given up, or took its process with it, is in nobody's way: a fresh process goes on behind it.
     `tell` is called after every change, and often in between.
     """
+    story, reader = Story(), Reader(journal)
+    behind: list[str] = []
+    with stoppable():
+        for _ in range(MOST_PROCESSES):
+            story.again = ""
+            words = [*arguments, *(f"--areal-after={check}" for check in behind[-1:])]
+            ended = _one(words, environment, reader, story, output, tell)
+            check = story.again or (story.running if ended and ended != INTERRUPTED else "")
+            if check in ("", *story.planned[-1:], *behind):
+                break
+            if story.running:
+                _lost(story, ended)
+            behind.append(check)
+        else:
+            ended = f"{MOST_PROCESSES} processes were given up"
+    tell(story)
+    return story, ended
+
+
+def _lost(story: Story, ended: str) -> None:
+    """Put in what is known of the check whose process is gone: that, and no outcome."""
+    assert story.record is not None
+    row = next(row for row in story.record.checks if row.id == story.running)
+    told = f"{law_line(story.record, 9)}\nthe process of the check is gone: {ended}"
+    story.rows.append(attrs.evolve(row, message=told))
+    story.notes.append(f"a fresh process went on behind {story.running}: {ended}")
+    story.running = ""
+
+
+def _one(
+    arguments: list[str],
+    environment: Mapping[str, str],
+    reader: Reader,
+    story: Story,
+    output: IO[bytes],
+    tell: Callable[[Story], None],
+) -> str:
+    """Run one process to its end and take in what it tells; return what ended it if it did not end by itself."""
     process = subprocess.Popen(
         arguments, env=dict(environment), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
     )
-    story, reader = Story(), Reader(journal)
-    with stoppable():
-        try:
-            ended = _watch(process, story, reader, tell)
-        except KeyboardInterrupt:
-            ended = INTERRUPTED
-        finally:
-            _end(process)
-            for line in reader.lines():
-                story.take(line)
-    tell(story)
-    return story, ended
+    try:
+        return _watch(process, story, reader, tell)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        _end(process)
+        for line in reader.lines():
+            story.take(line)
 
 
 @contextlib.contextmanager
@@ -117,19 +161,19 @@ def stoppable() -> Iterator[None]:
 
 
 def _watch(process: subprocess.Popen[bytes], story: Story, reader: Reader, tell: Callable[[Story], None]) -> str:
-    heard = time.monotonic()
+    deadline = Deadline(START_LIMIT_S)
     while process.poll() is None:
-        lines = reader.lines()
-        for line in lines:
-            story.take(line)
-        if lines:
-            heard = time.monotonic()
-        limit = story.limit_s if story.running else CLOSE_LIMIT_S if story.record else START_LIMIT_S
-        if time.monotonic() - heard > limit:
-            return f"it said nothing for {limit:.0f} s and was killed"
+        if lines := reader.lines():
+            for line in lines:
+                story.take(line)
+            deadline = Deadline(story.limit_s if story.running else END_LIMIT_S if story.again else CLOSE_LIMIT_S)
+        if not deadline.left():
+            return "" if story.again else f"it said nothing for {deadline.limit_s:.0f} s and was killed"
         tell(story)
         time.sleep(POLL_S)
-    if story.refused or process.returncode in (0, 1):
+    for line in reader.lines():
+        story.take(line)
+    if story.refused or story.again or process.returncode in (0, 1):
         return ""
     if process.returncode < 0:
         return f"it was ended by {signal.Signals(-process.returncode).name}"

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import selectors
 import socket
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,6 +19,7 @@ from typing import Any, NoReturn
 import attrs
 from attrs import define, field
 
+from areal_conformance.deadline import Deadline, Late
 from areal_conformance.outcome import HarnessError, Inconclusive, Violation
 from areal_conformance.rank_pool import wire
 from areal_conformance.rank_pool.fork_server import Child, ForkServer, fork_server, tail
@@ -45,13 +45,23 @@ class _Course:
 
     running: set[int]
     apart_s: float
+    deadline: Deadline
     waiting: dict[int, Any] = field(factory=dict)
     """Rank -> what it shares; it waits for the others."""
     done: dict[int, Any] = field(factory=dict)
     errors: dict[int, dict[str, str]] = field(factory=dict)
     dead: set[int] = field(factory=set)
     clean: bool = True
-    first_arrival: float | None = None
+    meeting: Deadline | None = None
+    """Runs from the arrival of the first rank at a meeting, or at the end."""
+
+    def others_are_due(self) -> None:
+        """Let the ranks that have not come yet be late from now on, or sooner after an error."""
+        self.meeting = Deadline(_AFTER_ERROR_S if self.errors else self.apart_s)
+
+    def left(self) -> float:
+        """Return for how long to wait for the next message; 0.0 if it is too late for one."""
+        return min(one.left() for one in (self.deadline, self.meeting) if one is not None)
 
 
 class RankPool:
@@ -97,12 +107,14 @@ class RankPool:
         }
         for rank, child in enumerate(gang.children):
             wire.send(child.connection, {**order, "rank": rank})
-        course = _Course(running=set(range(world_size)), apart_s=apart_s * patience)
-        _follow(gang.children, course, deadline_s)
+        running = set(range(world_size))
+        course = _Course(running=running, apart_s=apart_s * patience, deadline=Deadline(deadline_s))
+        _follow(gang.children, course)
+        starved = course.deadline.starved
         gang.clean = course.clean and not course.dead and not course.errors and not course.running
         if not gang.clean:
             self._end(world_size)
-        _judge(gang.children, course, may_die, deadline_s)
+        _judge(gang.children, course, may_die, starved=starved)
         return [course.done.get(rank) for rank in range(world_size)]
 
     def close(self) -> None:
@@ -127,28 +139,25 @@ class RankPool:
             self._server.end(gang.children)
 
 
-def _follow(children: list[Child], course: _Course, deadline_s: float) -> None:
+def _follow(children: list[Child], course: _Course) -> None:
     """Take messages until every rank has ended, or time is up."""
-    deadline = time.monotonic() + deadline_s
     with selectors.DefaultSelector() as selector:
         for rank, child in enumerate(children):
             selector.register(child.connection, selectors.EVENT_READ, rank)
         while course.running or course.waiting:
             if course.waiting and not course.running:
                 _release(children, course)
-            limit = deadline
-            if course.first_arrival is not None:
-                limit = min(limit, course.first_arrival + (_AFTER_ERROR_S if course.errors else course.apart_s))
-            ready = selector.select(max(0.0, limit - time.monotonic()))
-            if not ready:
+            left = course.left()
+            ready = selector.select(left)
+            if not ready and not left:
                 return
             for key, _ in ready:
                 connection = key.fileobj
                 assert isinstance(connection, socket.socket)
                 if not _take(connection, key.data, course):
                     selector.unregister(connection)
-            if course.first_arrival is None and len(course.running) < len(children):
-                course.first_arrival = time.monotonic()
+            if course.meeting is None and len(course.running) < len(children):
+                course.others_are_due()
 
 
 def _take(connection: socket.socket, rank: int, course: _Course) -> bool:
@@ -164,7 +173,7 @@ def _take(connection: socket.socket, rank: int, course: _Course) -> bool:
         course.waiting[rank] = message["share"]
     elif "error" in message:
         course.errors[rank] = message["error"]
-        course.first_arrival = time.monotonic()
+        course.others_are_due()
     else:
         course.done[rank] = message["done"]
         course.clean = course.clean and message["clean"]
@@ -180,17 +189,19 @@ def _release(children: list[Child], course: _Course) -> None:
         answer = {"shared": [course.waiting.get(rank) for rank in range(len(children))]}
     released, course.waiting = course.waiting, {}
     course.running.update(released)
-    course.first_arrival = time.monotonic() if missing or course.dead else None
+    course.meeting = None
+    if missing or course.dead:
+        course.others_are_due()
     for rank in released:
         with contextlib.suppress(wire.Gone):  # its death is seen when its socket is read
             wire.send(children[rank].connection, answer)
 
 
-def _judge(children: list[Child], course: _Course, may_die: tuple[int, ...], deadline_s: float) -> None:
-    """Raise what the end of the program means."""
+def _judge(children: list[Child], course: _Course, may_die: tuple[int, ...], *, starved: bool) -> None:
+    """Raise what the end of the program means; `starved`: the ranks had no processor for much of the time."""
     for rank, error in sorted(course.errors.items()):
         if error["kind"] != "abandoned":
-            _raise(rank, error, children, sorted(course.running))
+            _raise(rank, error, children, sorted(course.running), starved=starved)
     stuck = sorted({*course.running, *course.waiting})
     surprises = sorted(course.dead - set(may_die))
     if surprises:
@@ -200,23 +211,25 @@ def _judge(children: list[Child], course: _Course, may_die: tuple[int, ...], dea
         running = sorted(course.running or course.waiting)
         others = sorted({*range(len(children))} - {*running})
         waited = f"; rank {_listed(others)} left it {course.apart_s:g} s earlier and more" if others else ""
-        raise Violation(
-            f"rank {_listed(running)} hangs in a call{waited or f' after {deadline_s:g} s'}"
+        raise Late(
+            f"rank {_listed(running)} hangs in a call{waited or f' after {course.deadline.limit_s:g} s'}"
             + "".join(_log_of(children[rank]) for rank in running),
+            starved=starved,
             law=9,
         )
     if course.errors:
         raise HarnessError(next(iter(course.errors.values()))["text"])
 
 
-def _raise(rank: int, error: dict[str, str], children: list[Child], stuck: list[int]) -> NoReturn:
+def _raise(rank: int, error: dict[str, str], children: list[Child], stuck: list[int], *, starved: bool) -> NoReturn:
     left = f"; rank {', '.join(map(str, stuck))} did not return" if stuck else ""
     text = f"rank {rank}: {error['text']}{left}"
     if error["kind"] == "inconclusive":
         raise Inconclusive(text)
     if error["kind"] == "harness":
         raise HarnessError(text + _log_of(children[rank]))
-    raise Violation(text, law=int(error["law"]) if error["law"] else None)
+    law = int(error["law"]) if error["law"] else None
+    raise Late(text, starved=starved, law=law) if error["kind"] == "late" else Violation(text, law=law)
 
 
 def _listed(ranks: list[int]) -> str:

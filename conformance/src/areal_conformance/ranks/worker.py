@@ -21,6 +21,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
+from areal_conformance.deadline import of_time
 from areal_conformance.outcome import HarnessError, Inconclusive, Violation
 from areal_conformance.rank_pool import wire
 from areal_worker.watchdog import die_with_parent
@@ -155,7 +156,9 @@ def _told(error: BaseException) -> dict[str, str]:
     kind = next((word for family, word in kinds.items() if isinstance(error, family)), "raised")
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
-    text = str(error) if kind != "raised" else f"{type(error).__name__}: {error}{place}"
+    if kind in ("violation", "raised") and any(of_time(error)):
+        kind = "late"
+    text = str(error) if isinstance(error, tuple(kinds)) else f"{type(error).__name__}: {error}{place}"
     law = error.law if isinstance(error, Violation) and error.law is not None else ""
     return {"kind": kind, "text": text, "law": str(law)}
 

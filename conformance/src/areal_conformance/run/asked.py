@@ -47,6 +47,8 @@ class Asked:
     failed_in: str = ""
     """A report: make those of its checks that did not pass."""
     imports: tuple[str, ...] = field(default=(), converter=_paths)
+    after: str = ""
+    """Begin behind this check: a fresh process goes on with a run."""
     ledger: str = ""
     patience: float = field(default=1.0)
     """Multiplies every deadline."""

@@ -1,7 +1,9 @@
 """What happened so far, one JSON line at a time, so that a crash loses nothing.
 
     {"opened": record, "planned": ids}   {"began": id, "limit_s": 95.0}   {"ended": row}   {"noted": text}
-    {"refused": text, "kind": "ConfigError"}   {"closed": true}
+    {"refused": text, "kind": "ConfigError"}   {"closed": true}   {"again": id}
+
+The last means that the process ends and a fresh one has to go on behind that check, with the same file.
 
 Knows: the lines, written by the process that makes the checks and read by the one that shows them.
 Does not know: either process.
@@ -46,11 +48,13 @@ class Story:
     refused: str = ""
     notes: list[str] = Factory(list)
     closed: bool = False
+    again: str = ""
 
     def take(self, line: dict[str, Any]) -> None:
         """Take one line in. Any: JSON."""
         if "opened" in line:
-            self.record, self.planned = record_from(line["opened"]), tuple(line["planned"])
+            if self.record is None:
+                self.record, self.planned = record_from(line["opened"]), tuple(line["planned"])
         elif "began" in line:
             self.running, self.limit_s = line["began"], line["limit_s"]
         elif "ended" in line:
@@ -62,6 +66,8 @@ class Story:
             self.refused = line["refused"]
         elif "closed" in line:
             self.closed = True
+        elif "again" in line:
+            self.again = line["again"]
 
 
 class Reader:

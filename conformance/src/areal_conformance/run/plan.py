@@ -19,7 +19,7 @@ from attrs import frozen
 
 from areal_conformance.check import Check
 from areal_conformance.run.asked import Asked
-from areal_conformance.run.chosen import chosen, failed_in
+from areal_conformance.run.chosen import behind, chosen, failed_in
 from areal_conformance.run.facts import claims_of, facts_of
 from areal_conformance.run.ledger import Ledger, read_ledger
 from areal_conformance.run.profile import make_profile, version_of
@@ -96,7 +96,8 @@ def make_plan(asked: Asked, suite: Suite, *, now: datetime, command: str) -> Pla
     only = asked.only
     if asked.failed_in:
         only += failed_in(Path(asked.failed_in), role=role, name=target.name, device=target.locator.device)
-    return Plan(target=target, checks=chosen(only, profile.checks, every), ledger=ledger, record=record)
+    made = behind(asked.after, chosen(only, profile.checks, every))
+    return Plan(target=target, checks=made, ledger=ledger, record=record)
 
 
 def closed(record: Record, rows: Iterable[Row], seconds: float, notes: Iterable[str] = ()) -> Record:

@@ -21,6 +21,9 @@ from areal_conformance.target import Locator, Target
 class Runs(Protocol):
     """Makes checks on one target: a `session.Session`."""
 
+    poisoned: bool
+    """Whether something of a check that was given up is in the way of the next."""
+
     def run(self, check: Check) -> Result:
         """Make one check."""
 
