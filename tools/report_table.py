@@ -14,11 +14,12 @@ from areal_conformance.run.record import Record, read_record
 HEADER = """# Conformance reports
 
 Unmodified reports on the backends in this repository. Every report names the command that made it, the
-versions and the machine; `make conformance` runs all of them.
+versions and the machine; `make conformance` runs all of them. A report is about the version of the contract it
+names: `areal conformance verify` says whether that is the present one, and `areal conformance site` puts all beside each other.
 [How conformance is judged](../explanation/conformance.md) · [Certify a backend](../tutorial/certify-a-backend.md)
 
-| target | device | levels | verdict | | report |
-|---|---|---|---|---|---|
+| target | device | levels | contract | verdict | | report |
+|---|---|---|---|---|---|---|
 """
 
 
@@ -33,8 +34,9 @@ def _line(record: Record, where: Path) -> str:
     subject = record.subject
     name = f"{subject.role} {subject.name}" + (f", {subject.ranks} ranks" if subject.ranks > 1 else "")
     device = f"{subject.device} stand-ins" if subject.stand_ins else subject.device
+    role = "train" if subject.role == "pair" else subject.role
     return (
-        f"| {name} | {device} | 0 to {subject.level} | {record.verdict} | {record.line} "
+        f"| {name} | {device} | 0 to {subject.level} | {record.contract[role]} | {record.verdict} | {record.line} "
         f"| [read]({where.as_posix()}/report.md) |\n"
     )
 

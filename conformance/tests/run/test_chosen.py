@@ -10,9 +10,9 @@ from typing import Any
 import attrs
 import pytest
 
+from areal_conformance.report.seal import sealed
 from areal_conformance.run.asked import Asked, locator_of
 from areal_conformance.run.plan import Plan, closed, make_plan
-from areal_conformance.run.record import to_json
 from areal_conformance.run.suite import Suite
 from areal_core.contract.errors import ConfigError
 
@@ -79,7 +79,7 @@ def test_only_what_failed_in_a_report_is_made(planned: Offered, tmp_path: Path, 
     """Failures, errors, stale entries of a ledger and what was inconclusive; neither passes nor what never ran."""
     before = planned().record
     ends = {"area.one": "fail", "area.two": "inconclusive", "area.late": "pass"}
-    (tmp_path / "report.json").write_text(to_json(closed(before, [row(name, how) for name, how in ends.items()], 1.0)))
+    (tmp_path / "report.json").write_text(sealed(closed(before, [row(name, how) for name, how in ends.items()], 1.0)))
 
     assert made(planned(failed_in=str(tmp_path))) == ["area.one", "area.two"]
 
@@ -88,12 +88,12 @@ def test_a_report_in_which_nothing_failed_is_refused(planned: Offered, tmp_path:
     """As is one on something else: neither says what to make."""
     rows = [row(name) for name in ("area.one", "area.two", "area.late", "other.one")]
     record = closed(planned().record, rows, 1.0)
-    (tmp_path / "report.json").write_text(to_json(record))
+    (tmp_path / "report.json").write_text(sealed(record))
     with pytest.raises(ConfigError, match=r"no check failed in .*\n.*its verdict is success"):
         planned(failed_in=str(tmp_path))
 
     other = attrs.evolve(record, subject=attrs.evolve(record.subject, device="cuda"))
-    (tmp_path / "report.json").write_text(to_json(other))
+    (tmp_path / "report.json").write_text(sealed(other))
     with pytest.raises(ConfigError, match="it is on workflow toy on cuda"):
         planned(failed_in=str(tmp_path))
 

@@ -15,7 +15,8 @@ import pytest
 
 from areal_conformance.checks import all_checks
 from areal_conformance.cli.listing import explained
-from areal_conformance.run.record import Record, Row, Subject, to_json, write_text
+from areal_conformance.report.seal import sealed
+from areal_conformance.run.record import Record, Row, Subject, write_text
 from areal_core.cli.main import main
 
 
@@ -136,7 +137,7 @@ def test_explain_of_an_unknown_check_offers_a_near_one(capsys: pytest.CaptureFix
 def report(path: Path, *rows: Row) -> str:
     """Write a report and return its path."""
     subject = Subject(role="workflow", name="toy", device="cpu", ranks=1, level=4)
-    write_text(path, to_json(Record(suite="1", core="1", contract={}, subject=subject, checks=rows)))
+    write_text(path, sealed(Record(suite="1", core="1", contract={}, subject=subject, checks=rows)))
     return str(path)
 
 

@@ -20,6 +20,8 @@ app.command("areal_conformance.cli.run:run", name="run", help="Check a backend a
 app.command("areal_conformance.cli.listing:show_list", name="list", help="List the checks.")
 app.command("areal_conformance.cli.listing:explain", name="explain", help="Explain one check in full.")
 app.command("areal_conformance.cli.reports:compare_reports", name="compare", help="Compare two reports.")
+app.command("areal_conformance.cli.reports:verify", name="verify", help="Say whether a report still holds.")
+app.command("areal_conformance.cli.reports:site", name="site", help="Put reports beside each other as web pages.")
 app.command(
     "areal_conformance.cli.mutate:mutate", name="mutate", help="Change a backend's source; see what no check sees."
 )

@@ -1,7 +1,7 @@
-"""Commands on finished reports: `areal conformance compare A.json B.json`, and `ledger suggest REPORT`.
+"""Commands on finished reports: `areal conformance compare`, `verify` and `site`, and `ledger suggest`.
 
 Knows: exit codes, and which rows of a report want an entry in conformance.toml.
-Does not know: what is compared (`report.compare`), or the rules of a ledger (`run.ledger`).
+Does not know: what is compared (`report.compare`), what a hash is over (`report.seal`), the rules of a ledger.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from pathlib import Path
 
 from areal_conformance.outcome import Outcome
 from areal_conformance.report.compare import compare, text
+from areal_conformance.report.parts import title
+from areal_conformance.report.seal import look_at
+from areal_conformance.report.site import write_site
 from areal_conformance.run.ledger import suggestion
 from areal_conformance.run.record import read_record
 
@@ -19,7 +22,9 @@ DAYS = 90
 
 
 def compare_reports(before: Path, after: Path) -> int:
-    """Compare two reports. Exit codes: 0 nothing got worse, 1 something did.
+    """Compare two reports: outcomes, claims, versions, files, numbers.
+
+    Exit codes: 0 nothing got worse, 1 something did.
 
     Args:
         before: A report.json, or its folder.
@@ -29,6 +34,45 @@ def compare_reports(before: Path, after: Path) -> int:
     found = compare(old, new)
     print(text(old, new, found), end="")
     return 1 if found.worse else 0
+
+
+def verify(report: Path, *, sha256: str = "") -> int:
+    """Say whether a report is as it was written, and about the present contract.
+
+    Exit codes: 0 it holds, 1 it was changed or says what its checks do not, 3 it holds and the contract went on.
+
+    Args:
+        report: A report.json, or its folder.
+        sha256: The hash its author published: another one is a failure too.
+    """
+    seal = look_at(report)
+    faults = list(seal.faults)
+    if sha256 and sha256.lower() != seal.sha256:
+        faults.append(f"the hash given is {sha256}, that of its content {seal.sha256}")
+    print(f"{title(seal.record)}: {seal.record.verdict}")
+    print(f"sha256 {seal.sha256}")
+    for source in seal.record.sources:
+        told = " ".join(filter(None, (source.name, source.version, source.commit and f"commit {source.commit}")))
+        print(f"about {told}: {source.files} files, sha256 {source.sha256}")
+    for fault in faults:
+        print(f"does not hold: {fault}")
+    if seal.expired:
+        print(f"expired: {seal.expired}")
+    if not faults and not seal.expired:
+        print("holds")
+    return 1 if faults else 3 if seal.expired else 0
+
+
+def site(folder: Path, *, out: Path) -> int:
+    """Write a static site of every report.json below a folder: one page to compare them, and a page for each.
+
+    Args:
+        folder: Where the reports are.
+        out: The folder of the site.
+    """
+    first, count = write_site(folder, out)
+    print(f"written: {first}, {count} reports")
+    return 0
 
 
 def suggest(report: Path) -> int:

@@ -70,7 +70,7 @@ def run(
         device: Kind of device: cpu, cuda, ...
         ranks: Maximum number of ranks, 1 by default; checks that need more are not in the profile.
         level: 0 static, 1 single, 2 distributed, 3 loop, 4 faults, 5 numbers; levels above are not in the profile.
-        report: Write report.json, report.md and report.html into this folder.
+        report: Write report.json, report.md, report.html and badge.svg into this folder.
         check: Run only these checks, with * for any part; the verdict is then incomplete at best.
         imports: Register this .py file first, or these.
         only_failed: Run only the checks that did not pass in this report.json, or its folder.

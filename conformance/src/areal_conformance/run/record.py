@@ -191,7 +191,7 @@ def row_from(data: Mapping[str, Any]) -> Row:
 
 
 def record_from(data: Mapping[str, Any]) -> Record:
-    """Return the record that `plain` made.
+    """Return the record that `plain` made; the hash of a report file is no part of it.
 
     Raises:
         ConfigError: another schema, or fields that are missing, unknown or of another type.
@@ -204,7 +204,7 @@ def record_from(data: Mapping[str, Any]) -> Record:
             fix="create the report again with this suite",
         )
     try:
-        return _CONVERTER.structure(data, Record)
+        return _CONVERTER.structure({key: value for key, value in data.items() if key != "sha256"}, Record)
     except cattrs.BaseValidationError as error:
         raise ConfigError("the report is not well formed", why="; ".join(cattrs.transform_error(error))) from error
 
@@ -215,6 +215,15 @@ def read_record(path: Path) -> Record:
     Raises:
         ConfigError: it is not there, no JSON, or not a report.
     """
+    return record_from(read_data(path))
+
+
+def read_data(path: Path) -> Mapping[str, Any]:
+    """Read report.json, or the one in a folder, as it stands. Any: JSON.
+
+    Raises:
+        ConfigError: it is not there, or no JSON object.
+    """
     file = path / "report.json" if path.is_dir() else path
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
@@ -222,12 +231,9 @@ def read_record(path: Path) -> Record:
         raise ConfigError(f"{file} cannot be read", why=str(error), fix="give a report.json, or its folder") from error
     except ValueError as error:
         raise ConfigError(f"{file} is no JSON", why=str(error), fix="give a report.json, or its folder") from error
-    return record_from(data)
-
-
-def to_json(record: Record) -> str:
-    """Return the text of report.json."""
-    return json.dumps(plain(record), indent=2, ensure_ascii=True) + "\n"
+    if not isinstance(data, dict):
+        raise ConfigError(f"{file} is no report", why="it holds no object", fix="give a report.json, or its folder")
+    return data
 
 
 def write_text(path: Path, text: str) -> None:
