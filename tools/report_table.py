@@ -15,7 +15,7 @@ HEADER = """# Conformance reports
 
 Unmodified reports on the backends in this repository. Every report names the command that made it, the
 versions and the machine; `make conformance` runs all of them. A report is about the version of the contract it
-names: `areal conformance verify` says whether that is the present one, and `areal conformance site` puts all beside each other.
+names: `areal conformance verify` says whether that is the present one; `areal conformance site` compares them all.
 [How conformance is judged](../explanation/conformance.md) · [Certify a backend](../tutorial/certify-a-backend.md)
 
 | target | device | levels | contract | verdict | | report |
