@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from attrs import Factory, field, frozen
+from attrs import Factory, field, frozen, validators
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,6 +79,29 @@ class Fault(Protocol):
         """Return how often it took effect. A fault that never fired makes its check inconclusive."""
 
 
+COUNTED = ("logits", "tokens", "prompt", "length", "requests", "bytes")
+"""What a threshold counts: scored tokens times vocabulary, and tokens, of one micro-batch; tokens of a prompt, and of a
+prompt and its output; requests at once; bytes of a tensor that is sent."""
+
+
+@frozen(kw_only=True)
+class Threshold:
+    """A size at which a backend goes another way: a chunk is full, a table grows, a result is no longer kept.
+
+        Threshold(counts="prompt", at=7, options={"prefill_tokens": 7})
+        Threshold(counts="logits", at=320, place="areal_mine.head:CHUNK")
+
+    Checks make one less, as many, one more, and twice as many and one. Where that would be too many for a check, the
+    size is made small meanwhile: by the backend's own `options`, or by `place`, `module:NAME` of the number in the
+    source. It is set to `at` in the process that asks for the work, and must be read when it is used.
+    """
+
+    counts: str = field(validator=validators.in_(COUNTED))
+    at: int = field(validator=validators.ge(2))
+    options: Mapping[str, Any] = Factory(dict)
+    place: str = ""
+
+
 def _build(case: Case) -> Any:
     return case.make(case.options)
 
@@ -110,6 +133,8 @@ class Adapter:
     """Parallel layouts to be checked on several ranks, in the grammar of backend strings."""
     anchors: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
     """`module:attribute` of every private place of its engine the plugin hooks into; each must still be there."""
+    thresholds: tuple[Threshold, ...] = field(default=(), converter=tuple[Threshold, ...])
+    """Sizes at which it goes another way. Without one, checks cross a size that real work crosses, where they can."""
     rows: tuple[Mapping[str, Any], ...] = field(
         default=({"prompt": "stone>", "answer": "enots"}, {"prompt": "abacab>", "answer": "bacaba"}),
         converter=tuple[Mapping[str, Any], ...],

@@ -85,6 +85,11 @@ class Target:
         facts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in options.items()}
         return holds(claim.condition, {**facts, "device": self.locator.device})
 
+    def varied(self, options: Mapping[str, Any]) -> Target:
+        """Return the target with more options for every check."""
+        every = {**self.adapter.options, "": {**self.adapter.options.get("", {}), **options}}
+        return attrs.evolve(self, adapter=attrs.evolve(self.adapter, options=every))
+
     def options(self, *claims: str) -> dict[str, Any]:
         """Return the options that switch the given abilities on, and those of every check."""
         merged = dict(self.adapter.options.get("", {}))

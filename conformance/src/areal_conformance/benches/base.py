@@ -9,6 +9,7 @@ Does not know: any role.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import shutil
 import tempfile
@@ -16,10 +17,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from areal_conformance.adapter import Case, Fault, Tolerance
+from areal_conformance.adapter import Case, Fault, Threshold, Tolerance
 from areal_conformance.check import Check
 from areal_conformance.deadline import Deadline, within
-from areal_conformance.outcome import Inconclusive, NotRefused, Violation
+from areal_conformance.outcome import HarnessError, Inconclusive, NotRefused, Violation
 from areal_conformance.target import Target
 from areal_core.contract.errors import ArealError
 
@@ -100,6 +101,26 @@ class Bench:
         return looser
 
     @contextlib.contextmanager
+    def crossing(self, counts: str, default: int = 0) -> Iterator[tuple[int, ...]]:
+        """Give the sizes to make around each threshold of what `counts`, all of them set as small as the adapter says.
+
+        For a target that declares none they are around `default`, and there are none without one.
+        """
+        found = [one for one in self.target.adapter.thresholds if one.counts == counts]
+        if not found and default:
+            found = [Threshold(counts=counts, at=default)]
+        whole = self.target
+        with contextlib.ExitStack() as stack:
+            for one in found:
+                self.target = self.target.varied(one.options)
+                if one.place:
+                    stack.enter_context(_set(one.place, one.at))
+            try:
+                yield tuple(sorted({size for one in found for size in around(one.at)}))
+            finally:
+                self.target = whole
+
+    @contextlib.contextmanager
     def suffering(self, fault: Fault) -> Iterator[Fault]:
         """Inject a fault for the block; Inconclusive if it never fired."""
         fault.inject()
@@ -145,6 +166,27 @@ class Bench:
             result = action()
             if inspect.isawaitable(result):
                 await result
+
+
+def around(size: int) -> tuple[int, ...]:
+    """Return one less, as many, one more, and twice as many and one: both sides, and a third piece that is short."""
+    return size - 1, size, size + 1, 2 * size + 1
+
+
+@contextlib.contextmanager
+def _set(place: str, number: int) -> Iterator[None]:
+    """Let a number of a module be another one."""
+    name, _, attribute = place.partition(":")
+    try:
+        module = importlib.import_module(name)
+        kept = getattr(module, attribute)
+    except (ImportError, AttributeError) as error:
+        raise HarnessError(f"the adapter names a threshold at {place!r}, which is not there: {error}") from error
+    setattr(module, attribute, number)
+    try:
+        yield
+    finally:
+        setattr(module, attribute, kept)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import json
 import shutil
 import tempfile
 from pathlib import Path
@@ -25,6 +26,22 @@ def tiny_model(folder: Path, **arguments: Any) -> Path:
     """Write a tiny model to `folder`, the caller's own; return it. Any: the arguments of `make_tiny_model`."""
     one_thread()
     shutil.copytree(_original(tuple(sorted(arguments.items()))), folder)
+    return folder
+
+
+def several_files(model: Path, folder: Path, count: int) -> Path:
+    """Copy a model folder, its tensors dealt out over `count` files and an index; return the copy."""
+    shutil.copytree(model, folder)
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    file.unlink()
+    names = [f"model-{number + 1:05d}-of-{count:05d}.safetensors" for number in range(count)]
+    placed = {tensor: names[place % count] for place, tensor in enumerate(sorted(tensors))}
+    for name in names:
+        save_file({each: tensors[each] for each in placed if placed[each] == name}, folder / name, {"format": "pt"})
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": size}, "weight_map": placed}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
 
 

@@ -46,6 +46,7 @@ def train(
     late: int | None = None,
     meet: bool = False,
     shapes: list[list[int]] | None = None,
+    small: str = "",
 ) -> dict[str, Any]:
     """Make one step per plan; on rank 0 tell also what one rank made of the same batches.
 
@@ -54,6 +55,7 @@ def train(
         late: the rank whose every call comes late.
         meet: whether ranks wait for each other between steps, so that one that hangs is seen at once.
         shapes: prompt and generated tokens of each sequence, instead of SHAPES.
+        small: what the thresholds count that are made small on several ranks; one rank by itself has them as they are.
     """
     fields = {**(spec or {}), "optimizer": attrs.evolve(OPTIMIZER, **(optimizer or {}))}
     folder = bench.model(**(model or {}))
@@ -64,7 +66,7 @@ def train(
         )
         for number in range(len(plans))
     ]
-    with bench.engine(model=folder, layout=layout, **fields) as engine:
+    with bench.crossing(small), bench.engine(model=folder, layout=layout, **fields) as engine:
         out = placed(bench)
         out["reports"] = []
         for plan, batch in zip(plans, batches, strict=True):

@@ -26,8 +26,8 @@ def logprobs_and_entropy(
     temperature: float,
     *,
     with_entropy: bool = True,
-    chunk_elements: int = CHUNK_ELEMENTS,
-    keep_elements: int = KEEP_ELEMENTS,
+    chunk_elements: int | None = None,
+    keep_elements: int | None = None,
     vocabulary: dist.ProcessGroup | None = None,
     share: int = 0,
 ) -> tuple[Tensor, Tensor]:
@@ -37,6 +37,7 @@ def logprobs_and_entropy(
         hidden: [R, D]; weight: [V, D] of the same dtype; bias: [V] or None; targets: int64 [R], or [R, K] for several.
         with_entropy: False saves two passes over the logits; the entropy returned is then 0. Its gradient takes a
             third, only where something was made of it.
+        chunk_elements, keep_elements: CHUNK_ELEMENTS and KEEP_ELEMENTS unless given.
         vocabulary: the ranks that share weight and bias, the first the first V rows; the rest is equal on them.
             The gradient to hidden is whole on each. Collective.
         share: where they hold unlike many rows, the most that one holds: rank r begins at row r * share.
@@ -45,8 +46,8 @@ def logprobs_and_entropy(
         Two float32 tensors, of the shape of targets and [R], with gradients to hidden, weight and bias.
     """
     share = share or weight.shape[0]
-    rows = max(1, chunk_elements // share)  # of the largest share: ranks must make as many chunks
-    keep = hidden.shape[0] * share <= keep_elements
+    rows = _rows(chunk_elements, share)  # of the largest share: ranks must make as many chunks
+    keep = hidden.shape[0] * share <= (KEEP_ELEMENTS if keep_elements is None else keep_elements)
     own = (targets[:, None] if targets.ndim == 1 else targets) - (vocabulary.rank() * share if vocabulary else 0)
     logprobs, entropy = _HeadLogProbs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, own, temperature, rows, keep, with_entropy, vocabulary
@@ -61,7 +62,7 @@ def most_probable(
     bias: Tensor | None,
     count: int,
     *,
-    chunk_elements: int = CHUNK_ELEMENTS,
+    chunk_elements: int | None = None,
     vocabulary: dist.ProcessGroup | None = None,
     share: int = 0,
 ) -> Tensor:
@@ -70,7 +71,7 @@ def most_probable(
     Arguments are those of `logprobs_and_entropy`; of targets that are equally probable any may come first.
     """
     share = share or weight.shape[0]
-    rows = max(1, chunk_elements // share)
+    rows = _rows(chunk_elements, share)
     found = [hidden.new_empty((0, count), dtype=torch.int64)]
     for chunk in torch.split(hidden, rows):
         logits, ids = _logits(chunk, weight, bias, 1.0).topk(min(count, weight.shape[0]))
@@ -78,6 +79,10 @@ def most_probable(
             logits, ids = _of_all(logits, ids + vocabulary.rank() * share, min(count, share), vocabulary)
         found.append(ids.gather(1, logits.topk(count).indices))
     return torch.cat(found)
+
+
+def _rows(chunk_elements: int | None, share: int) -> int:
+    return max(1, (CHUNK_ELEMENTS if chunk_elements is None else chunk_elements) // share)
 
 
 def _of_all(logits: Tensor, ids: Tensor, width: int, vocabulary: dist.ProcessGroup) -> tuple[Tensor, Tensor]:

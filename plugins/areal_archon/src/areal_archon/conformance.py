@@ -6,7 +6,7 @@ Does not know: any check.
 
 from __future__ import annotations
 
-from areal_conformance.adapter import Adapter
+from areal_conformance.adapter import Adapter, Threshold
 from areal_torch.testing.witness import StageWitness
 
 _ON_FOUR = ("d4", "d2t2", "d2c2", "d2p2", "t2c2", "t2p2", "c2p2")
@@ -18,4 +18,8 @@ ADAPTER = Adapter(
     layouts=("d2", "t2", "c2", "p2", "d2e2", "c2e2", *_ON_FOUR, *_EXPERTS_ON_FOUR),
     options={"memory.activation_checkpointing": {"activation_checkpointing": "full", "wrap": "layer"}},
     witness=StageWitness,
+    thresholds=(
+        Threshold(counts="logits", at=320, place="areal_torch.logprobs:CHUNK_ELEMENTS"),
+        Threshold(counts="logits", at=640, place="areal_torch.logprobs:KEEP_ELEMENTS"),
+    ),
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from areal_conformance.adapter import Adapter
+from areal_conformance.adapter import Adapter, Threshold
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,4 +42,8 @@ ADAPTER = Adapter(
     layouts=("d2", "t2", "c2", "d4", "d2t2", "d2c2", "c2t2"),
     options={"memory.activation_checkpointing": {"activation_checkpointing": True, "wrap": "layer"}},
     witness=FSDPWitness,
+    thresholds=(
+        Threshold(counts="logits", at=320, place="areal_torch.logprobs:CHUNK_ELEMENTS"),
+        Threshold(counts="logits", at=640, place="areal_torch.logprobs:KEEP_ELEMENTS"),
+    ),
 )

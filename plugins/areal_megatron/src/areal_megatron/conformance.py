@@ -6,7 +6,7 @@ Does not know: any check.
 
 from __future__ import annotations
 
-from areal_conformance.adapter import Adapter
+from areal_conformance.adapter import Adapter, Threshold
 from areal_torch.testing.witness import StageWitness
 
 _ON_FOUR = ("d2t2", "d2c2", "d2p2", "t2c2", "t2p2", "c2p2")
@@ -18,6 +18,10 @@ ADAPTER = Adapter(
     layouts=("d2", "t2", "c2", "p2", "d2e2", "t2e2", "c2e2", *_ON_FOUR, *_EXPERTS_ON_FOUR),
     options={"memory.activation_checkpointing": {"activation_checkpointing": "full"}},
     witness=StageWitness,
+    thresholds=(
+        Threshold(counts="logits", at=320, place="areal_torch.logprobs:CHUNK_ELEMENTS"),
+        Threshold(counts="logits", at=640, place="areal_torch.logprobs:KEEP_ELEMENTS"),
+    ),
     patience=4.0,  # a start makes some twenty process groups, which four ranks on two cores do slowly
     anchors=(
         "megatron.core.tensor_parallel.mappings:_gather_along_first_dim",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from areal_conformance.adapter import Adapter
+from areal_conformance.adapter import Adapter, Threshold
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -65,11 +65,13 @@ TRAIN = Adapter(
     models=("qwen3", "qwen2", "llama"),
     dtypes=("float32", "bfloat16"),
     layouts=("d2", "t2", "d2t2", "d4"),
+    thresholds=(Threshold(counts="logits", at=320, place="areal_proof.second.train.columns:CHUNK_LOGITS"),),
     options={"memory.activation_checkpointing": {"activation_checkpointing": True}},
     witness=_HeldTensors,
 )
 
 INFER = Adapter(
+    thresholds=(Threshold(counts="prompt", at=48), Threshold(counts="length", at=32)),  # it has none, and is slow
     models=("qwen3", "qwen2", "llama", "qwen3_moe", "qwen2_5_vl"),
     dtypes=("float32", "bfloat16"),
     layouts=("t2", "t4"),

@@ -97,6 +97,10 @@ def report_alike(bench: TrainBench) -> None:
             {"plans": [UNEVEN, FEW, NOTHING_ON_LAST], "spec": _SMALL, "apart_s": APART_S, "meet": True},
             deadline_s=25.0,
         ),
+        "thresholds": Row(
+            "Ranks whose share of the logits outgrows a chunk, or is no longer kept, train as one rank that keeps all.",
+            {"plans": [EVEN, UNEVEN], "small": "logits", "model": {"tied": False, "vocab_size": 68}},
+        ),
         "clipping": Row(
             "The gradient is clipped by its global norm, over all ranks and all parameters, as one rank clips it.",
             {"plans": [UNEVEN, EVEN], "optimizer": {"max_grad_norm": 0.02}},

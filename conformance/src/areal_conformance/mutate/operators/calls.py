@@ -13,6 +13,8 @@ from areal_conformance.mutate.source import Change, Source
 
 _NO_ORDER = ("isinstance", "issubclass", "getattr", "setattr", "hasattr", "cast", "TypeVar", "NewType")
 """Whose arguments nobody swaps by mistake: it would fail at once."""
+_SYMMETRIC = ("max", "min", "maximum", "minimum", "gcd", "equal")
+"""Whose arguments mean the same in whatever order."""
 _GROUPS = ("group", "process_group", "pg")
 
 
@@ -26,7 +28,8 @@ def swapped(source: Source, node: ast.AST) -> Iterator[Change]:
     """`f(a, b)` becomes `f(b, a)`: neighbours among the first three arguments."""
     if not isinstance(node, ast.Call) or any(isinstance(one, ast.Starred) for one in node.args):
         return
-    if isinstance(node.func, ast.Name) and node.func.id in _NO_ORDER:
+    called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if called in (_SYMMETRIC if isinstance(node.func, ast.Attribute) else (*_NO_ORDER, *_SYMMETRIC)):
         return
     for left, right in zip(node.args[:3], node.args[1:3], strict=False):
         first, second = source.segment(left), source.segment(right)

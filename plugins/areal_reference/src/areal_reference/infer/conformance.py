@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from areal_conformance.adapter import Adapter, Witness
+from areal_conformance.adapter import Adapter, Threshold, Witness
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +42,11 @@ ADAPTER = Adapter(
     witness=_witness,
     models=("qwen3", "qwen2", "llama"),
     dtypes=("float32", "bfloat16"),
+    thresholds=(
+        Threshold(counts="prompt", at=7, options={"prefill_tokens": 7}),
+        Threshold(counts="length", at=64),
+        Threshold(counts="requests", at=8),
+    ),
     options={
         "deterministic": {"deterministic": True},
         "weights.kv_kept": {"kv_on_update": "keep"},

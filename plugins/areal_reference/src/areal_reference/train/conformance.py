@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from areal_conformance.adapter import Adapter
+from areal_conformance.adapter import Adapter, Threshold
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,6 +39,10 @@ ADAPTER = Adapter(
     models=("qwen3", "qwen2", "llama", "qwen3_moe"),
     dtypes=("float32", "bfloat16"),
     layouts=(),
+    thresholds=(
+        Threshold(counts="logits", at=320, place="areal_torch.logprobs:CHUNK_ELEMENTS"),
+        Threshold(counts="logits", at=640, place="areal_torch.logprobs:KEEP_ELEMENTS"),
+    ),
     options={"memory.activation_checkpointing": {"activation_checkpointing": True}},
     witness=ReferenceWitness,
 )

@@ -20,6 +20,8 @@ from areal_proof.second.train.experts import check_routes
 from areal_proof.second.train.network import Network
 from areal_proof.second.train.shown import check_shown, shown_of
 
+CHUNK_LOGITS = 1 << 24
+"""Logits multiplied at once."""
 GIVES = {
     Head.CAUSAL_LM: frozenset({Output.LOGPROBS, Output.ENTROPY, Output.CANDIDATE_LOGPROBS}),
     Head.VALUE: frozenset({Output.VALUES}),
@@ -53,7 +55,7 @@ class Columns:
         if self.spec.head is Head.VALUE:
             return {Output.VALUES: _put(asked, self.network.values(before_TD[asked]))}
         asked = asked & batch.tokens["loss_mask"]
-        log_p = (self.network.logits(before_TD[asked]) / self.spec.temperature).log_softmax(-1)
+        log_p = self.log_p(before_TD[asked])
         columns = {
             Output.LOGPROBS: log_p.gather(1, ids[asked][:, None]).squeeze(1),
             Output.ENTROPY: -(log_p.exp() * log_p).sum(-1),
@@ -64,6 +66,12 @@ class Columns:
             columns[Output.CANDIDATE_LOGPROBS], ids = self.judged(log_p, named[asked].long())
             found[CANDIDATES] = named.index_put((asked,), ids.to(torch.int32))
         return {**found, **{name: _put(asked, columns[name]) for name in outputs}}
+
+    def log_p(self, hidden_RD: Tensor) -> Tensor:
+        """Return log-probabilities [R, V] after hidden states, some rows at a time."""
+        rows = max(1, CHUNK_LOGITS // self.network.architecture.vocab)
+        parts = [self.network.logits(part) / self.spec.temperature for part in torch.split(hidden_RD, rows)]
+        return torch.cat([part.log_softmax(-1) for part in parts])
 
     def judged(self, log_p: Tensor, named: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-probs of candidates, and the candidates: what ranks highest where none is named."""
