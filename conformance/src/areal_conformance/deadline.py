@@ -1,8 +1,8 @@
 """Deadlines that hold on a busy machine: the time a processor was kept from us by others is not counted.
 
 A process that hangs waits for nothing; one on a busy machine waits for a processor, and Linux counts for how long. So
-a deadline that has passed goes on by as much as the processes of this run had to wait, three times its length at most,
-and one missed all the same says whether they were starved: what was seen then says nothing about a backend.
+a deadline that has passed goes on by as much as the processes of this run had to wait, five times its length at most.
+One that is missed although they had their time says what it always did; one that ends before says nothing.
 
 Knows: what `/proc` tells of this process, its descendants and the processors they may use.
 Does not know: checks and outcomes. Where the system tells nothing, a deadline is a clock.
@@ -22,10 +22,12 @@ from attrs import frozen
 from areal_conformance.outcome import Violation
 
 T = TypeVar("T")
-MOST = 3.0
+MOST = 5.0
 """How many times its length a deadline may last."""
 STARVED = 0.25
 """The part of the time that our processes must have waited for a processor, to be called starved."""
+NEARLY = 0.9
+"""The part of its length that a deadline must have been worth, to have been kept."""
 OTHERS = 0.2
 """The part of our processors that others must have used meanwhile: what our own processes take from each other is
 their own doing."""
@@ -36,7 +38,7 @@ _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 class Late(Violation):
-    """Something did not happen within its deadline. `starved`: the machine had no processor for it."""
+    """Something did not happen within its deadline. `starved`: the deadline was cut short, the machine being busy."""
 
     def __init__(self, message: str, *, starved: bool, law: int | None = None) -> None:
         super().__init__(message, law=law)
@@ -88,12 +90,17 @@ class Deadline:
 
     @property
     def starved(self) -> bool:
-        """Whether others had the processors for so much of the time that a missed deadline says nothing."""
+        """Whether others had the processors for so much of the time that a limit by the clock says nothing."""
         return self._starved_s() > 0.0
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether, when it is over, it was worth less than its length: what did not come had no time to."""
+        return time.monotonic() - self._began - self._starved_s() < NEARLY * self.limit_s
 
     def late(self, message: str, *, law: int | None = None) -> Late:
         """Return the error of having missed it."""
-        return Late(message, starved=self.starved, law=law)
+        return Late(message, starved=self.cut_short, law=law)
 
     def _starved_s(self) -> float:
         after = self._look()

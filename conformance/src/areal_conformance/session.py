@@ -108,7 +108,7 @@ class Session:
             outcome, message = Outcome.PASS, ""
         except Hung as error:
             self._abandon()
-            return *_missed(_law(9, f"{check.id} {error}"), starved=deadline.starved), bench
+            return *_missed(_law(9, f"{check.id} {error}"), starved=deadline.cut_short), bench
         except NotRefused as error:
             outcome, message = self._works_unclaimed(check, error.claim, bench)
         except BROKEN as error:
@@ -128,7 +128,7 @@ class Session:
             self._abandon()
             if outcome is Outcome.PASS:
                 told = _law(9, f"closing after {check.id}: {error}")
-                outcome, message = _missed(told, starved=deadline.starved)
+                outcome, message = _missed(told, starved=deadline.cut_short)
         except BROKEN as error:
             self._abandon()
             if outcome is Outcome.PASS:
@@ -156,7 +156,7 @@ class Session:
             except Hung as error:
                 self._abandon()
                 told = _law(8, f"{claim!r} is not claimed, was not refused, and hangs: {error}")
-                return _missed(told, starved=deadline.starved)
+                return _missed(told, starved=deadline.cut_short)
             except Inconclusive:
                 pass
             except BROKEN as error:
@@ -196,7 +196,7 @@ def _judge(check: Check, error: BaseException, deadline: Deadline) -> tuple[Outc
     if isinstance(error, HarnessError):
         return Outcome.ERROR, str(error)
     if isinstance(error, TimeoutError) and not str(error):
-        return _missed(_law(9, f"{check.id} did not end within {deadline.limit_s:g} s"), starved=deadline.starved)
+        return _missed(_law(9, f"{check.id} did not end within {deadline.limit_s:g} s"), starved=deadline.cut_short)
     if isinstance(error, Violation):
         told = _law(check.law if error.law is None else error.law, str(error))
     else:
@@ -210,9 +210,8 @@ def _missed(told: str, *, starved: bool) -> tuple[Outcome, str]:
 
 
 def _starved(error: BaseException, deadline: Deadline) -> bool:
-    """Whether a failure is that of a starved machine: it, or what led to it, is a deadline that passed there."""
-    passed = list(of_time(error))
-    return bool(passed) and (deadline.starved or any(isinstance(one, Late) and one.starved for one in passed))
+    """Whether a failure is that of a busy machine: a deadline of ours cut short, or a limit of the backend's own."""
+    return any(one.starved if isinstance(one, Late) else deadline.starved for one in of_time(error))
 
 
 def _law(number: int, message: str) -> str:

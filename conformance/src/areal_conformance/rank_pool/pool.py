@@ -54,6 +54,14 @@ class _Course:
     clean: bool = True
     meeting: Deadline | None = None
     """Runs from the arrival of the first rank at a meeting, or at the end."""
+    starved: bool = False
+    cut_short: bool = False
+    """As those of `Deadline`, when the program ended."""
+
+    def look(self) -> None:
+        """Remember how busy the machine was."""
+        self.starved = self.deadline.starved
+        self.cut_short = (self.meeting or self.deadline).cut_short
 
     def others_are_due(self) -> None:
         """Let the ranks that have not come yet be late from now on, or sooner after an error."""
@@ -110,11 +118,11 @@ class RankPool:
         running = set(range(world_size))
         course = _Course(running=running, apart_s=apart_s * patience, deadline=Deadline(deadline_s))
         _follow(gang.children, course)
-        starved = course.deadline.starved
+        course.look()  # while the ranks live
         gang.clean = course.clean and not course.dead and not course.errors and not course.running
         if not gang.clean:
             self._end(world_size)
-        _judge(gang.children, course, may_die, starved=starved)
+        _judge(gang.children, course, may_die, deadline_s)
         return [course.done.get(rank) for rank in range(world_size)]
 
     def close(self) -> None:
@@ -197,11 +205,11 @@ def _release(children: list[Child], course: _Course) -> None:
             wire.send(children[rank].connection, answer)
 
 
-def _judge(children: list[Child], course: _Course, may_die: tuple[int, ...], *, starved: bool) -> None:
-    """Raise what the end of the program means; `starved`: the ranks had no processor for much of the time."""
+def _judge(children: list[Child], course: _Course, may_die: tuple[int, ...], deadline_s: float) -> None:
+    """Raise what the end of the program means."""
     for rank, error in sorted(course.errors.items()):
         if error["kind"] != "abandoned":
-            _raise(rank, error, children, sorted(course.running), starved=starved)
+            _raise(rank, error, children, sorted(course.running), starved=course.starved)
     stuck = sorted({*course.running, *course.waiting})
     surprises = sorted(course.dead - set(may_die))
     if surprises:
@@ -212,9 +220,9 @@ def _judge(children: list[Child], course: _Course, may_die: tuple[int, ...], *, 
         others = sorted({*range(len(children))} - {*running})
         waited = f"; rank {_listed(others)} left it {course.apart_s:g} s earlier and more" if others else ""
         raise Late(
-            f"rank {_listed(running)} hangs in a call{waited or f' after {course.deadline.limit_s:g} s'}"
+            f"rank {_listed(running)} hangs in a call{waited or f' after {deadline_s:g} s'}"
             + "".join(_log_of(children[rank]) for rank in running),
-            starved=starved,
+            starved=course.cut_short,
             law=9,
         )
     if course.errors:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import attrs
 from torch import Tensor
+from torch.nn import functional
 
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import GenerationFailed, VersionRegressed, WeightSyncError
@@ -167,6 +169,16 @@ async def TwoTransfersOneBuffer(original: Original, self: Any, source: WeightSou
     running[0] -= 1
     tensors = [(name, landing[name]) for name, _ in named if name in landing]
     return await original(OfferedWeights(source.manifest, tensors), version)
+
+
+@breaks("commit_weights", "infer.weights.tied_again", row="served-policy-changes")
+async def TiesTheFirstUpdateOnly(original: Original, self: ReferenceInferenceEngine) -> None:
+    """Copies the embedding into a tied head in the first update, and keeps that head in the next ones."""
+    await original()
+    model = self.running.loaded.model
+    if model.config.tie_word_embeddings:
+        head = model.get_input_embeddings().weight.detach().clone()
+        vars(model.lm_head).setdefault("forward", partial(functional.linear, weight=head))
 
 
 @breaks("generate", "infer.faults.not_finite", row="failed-is-typed")

@@ -120,6 +120,18 @@ async def back_and_forth(bench: InferBench) -> None:
             await computes(bench, engine, bench.model(), weights, f"update {number + 1} of 5")
 
 
+@check("infer.weights.tied_again", level=Level.SINGLE, law=7, spec="infer#weights")
+async def tied_again(bench: InferBench) -> None:
+    """A tied head follows the tensor it is tied to in every update, not in the first alone."""
+    folder = bench.model(tied=True)
+    weights = bench.weights(folder)
+    async with bench.engine(model=folder, fresh=True) as engine:
+        for number, carrier in enumerate(sorted({*weights.tied.values()}) * 3):
+            weights = nudged(weights, carrier, seed=number)
+            await bench.update(engine, weights)
+            await computes(bench, engine, folder, weights, f"update {number + 1}, which changed {carrier}")
+
+
 @check("infer.weights.after_abort", level=Level.SINGLE, law=7, spec="infer#weights", requires=("weights.staged",))
 async def after_abort(bench: InferBench) -> None:
     """Nothing of a dropped or refused update is found in the next one."""
