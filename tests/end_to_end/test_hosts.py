@@ -118,15 +118,20 @@ def test_a_replica_over_two_hosts_learns_and_is_replaced_as_a_whole(
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "engine", [pytest.param("vllm", marks=pytest.mark.vllm), pytest.param("sglang", marks=pytest.mark.sglang)]
+    "backend",
+    [
+        pytest.param("vllm:t2", marks=pytest.mark.vllm),
+        pytest.param("vllm:p2", marks=pytest.mark.vllm),
+        pytest.param("sglang:t2", marks=pytest.mark.sglang),
+    ],
 )
 def test_a_server_over_two_hosts_is_replaced_when_a_part_of_it_dies(
-    tmp_path: Path, model: Path, prefix: list[str], engine: str
+    tmp_path: Path, model: Path, prefix: list[str], backend: str
 ) -> None:
     """The ranks of a real server are on two hosts and take every update; its follower is killed, not the worker."""
     folder = tmp_path / "run"
     place = f"rollout.placement={{num_hosts: 2, hosts: ['{THERE}', '{HERE}']}}"
-    wide = (f"rollout.backend={engine}:t2", "rollout.options.kv_cache_gib=0.25", place, "actor.backend=fsdp:d1")
+    wide = (f"rollout.backend={backend}", "rollout.options.kv_cache_gib=0.25", place, "actor.backend=fsdp:d1")
     words = command(folder, model, *SMALL[1:], "steps=6", *wide, "evaluation.before=false")
     with live_run([*prefix, *words], folder) as run:
         run.patience_s = SERVED_PATIENCE_S

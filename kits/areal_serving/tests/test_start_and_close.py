@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from areal_conformance.probes.processes import descendants, survivors
-from areal_core.contract.errors import GenerationFailed, ModelError, WorkerError
+from areal_core.contract.errors import CapabilityError, GenerationFailed, ModelError, WorkerError
 from areal_core.contract.inference import InferenceSpec, PauseMode
 from areal_torch.testing.serving import ask
 
@@ -123,3 +123,20 @@ def test_close_while_a_server_is_brought_back(model, when):
         return await asyncio.gather(*calls, return_exceptions=True)
 
     assert isinstance(asyncio.run(run())[2], GenerationFailed)
+
+
+def test_a_layout_that_its_servers_cannot_have_starts_nothing(model):
+    """The error names the axis that is wrong and those that are right; no process is there, no folder."""
+    before = descendants(os.getpid())
+
+    async def run():
+        engine = ToyEngine(ToyDialect())
+        with pytest.raises(CapabilityError, match="cuts a replica along pipeline") as refused:
+            await engine.start(InferenceSpec(model_path=str(model), layout={"d": 2, "p": 2, "t": 1}))
+        await engine.close()
+        return refused.value
+
+    refused = asyncio.run(run())
+
+    assert "t (tensor)" in refused.why
+    assert {*descendants(os.getpid())} == {*before}

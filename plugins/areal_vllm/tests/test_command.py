@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,7 @@ def test_the_spec_becomes_arguments() -> None:
     assert value(argv, "--max-num-seqs") == "48"
     assert value(argv, "--dtype") == "bfloat16"
     assert value(argv, "--tensor-parallel-size") == "2"
+    assert value(argv, "--pipeline-parallel-size") == "1"
 
 
 def test_the_models_own_context_needs_no_argument() -> None:
@@ -228,3 +230,15 @@ def test_a_part_that_does_not_lead_serves_nobody() -> None:
     assert not {"--host", "--port"} & set(made.argv)
     assert made.environ["VLLM_HOST_IP"] == "10.0.0.2"
     assert {*leader.argv[3:]} - {*made.argv} == {"--model", "--host", "127.0.0.1", "--port", "4711", "0"}
+
+
+def test_stages_and_their_ranks_share_the_cores_and_the_hosts() -> None:
+    """A pipeline is ranks like tensor ones: a worker process each, cores divided among those of one host."""
+    one, cut, apart = command(), command(layout={"p": 2, "t": 2}), command(layout={"p": 2}, part=part(1))
+
+    assert (value(cut.argv, "--pipeline-parallel-size"), value(cut.argv, "--tensor-parallel-size")) == ("2", "2")
+    assert value(one.argv, "--distributed-executor-backend") == "uni"
+    assert "--distributed-executor-backend" not in cut.argv
+    assert (value(apart.argv, "--pipeline-parallel-size"), value(apart.argv, "--nnodes")) == ("2", "2")
+    if "OMP_NUM_THREADS" not in os.environ:
+        assert int(one.environ["OMP_NUM_THREADS"]) >= int(cut.environ["OMP_NUM_THREADS"]) >= 1

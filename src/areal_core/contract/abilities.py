@@ -71,6 +71,7 @@ _INFER = {
     "sampling.structured": Ability("constrains the output to a JSON schema or a regular expression"),
     "deterministic": Ability("the same tokens and log-probs bit for bit, whatever else runs"),
     "parallel.tensor": Ability("one replica over several devices"),
+    "parallel.pipeline": Ability("splits a replica's stack of layers over pipeline ranks"),
     "replica.hosts": Ability("one replica over several hosts, a worker process on each"),
     "prefix_cache": Ability("keeps prompts for later requests"),
     "scoring": Ability("reports the log-probs of given tokens", optional.SupportsScoring),

@@ -12,7 +12,7 @@ from types import MappingProxyType
 CONTRACT: Mapping[str, tuple[int, int]] = MappingProxyType(
     {
         "train": (1, 4),
-        "infer": (1, 4),
+        "infer": (1, 5),
         "scheduler": (1, 1),
         "transport": (1, 2),
         "workflow": (1, 3),

@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 from attrs import define, evolve, field, frozen
 
@@ -41,6 +42,7 @@ from areal_serving.options import ServedOptions
 from areal_serving.outputs import NOTHING, cut_at_stop, generation_of
 from areal_serving.policy_adapter import AdapterStaging, PolicyAdapter, PolicyRoutes
 from areal_serving.profiling import ServedTraces, ServerProfiler
+from areal_serving.refusals import refuse_axes
 from areal_serving.requests import check_request
 from areal_serving.server_lifecycle import ServerLifecycle
 from areal_serving.slots import Interrupted, Slots
@@ -87,8 +89,8 @@ class _Counts:
 class ServedEngine:
     """One replica: one server process, or one server somebody else runs; or its part on one of several hosts.
 
-    A backend subclasses it for its optional abilities and may override `refuse`, `cache_space`, `revived` and
-    `interpreter`; in all of them `running` is what exists.
+    A backend subclasses it for its optional abilities and may override `axes`, `refuse`, `cache_space`, `revived` and
+    `interpreter`; in the methods `running` is what exists.
 
     Args:
         direct: how the server's own ranks take weights, for backends that can.
@@ -97,6 +99,9 @@ class ServedEngine:
         clock: measures requests.
         patience: measures starts and hangs.
     """
+
+    axes: ClassVar[str] = "t"
+    """Along which one replica can be cut, as in backend strings."""
 
     def __init__(
         self,
@@ -160,9 +165,11 @@ class ServedEngine:
             EngineMissing: there is no environment with the engine.
             WorkerError: the server ended, or did not serve in time.
             GenerationFailed: the engine was closed meanwhile.
+            CapabilityError: a layout that such servers cannot have.
         """
         if self._closing is not None:
             raise _closed()
+        refuse_axes(spec.layout, self.axes, self.dialect.name)
         part = spec.part
         if part is not None:
             self._spans, spec = True, self._apart(spec)

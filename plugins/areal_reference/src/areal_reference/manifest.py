@@ -6,7 +6,7 @@ from areal_core.plugins.claims import full, not_yet, unsupported, when
 from areal_core.plugins.manifest import Manifest
 
 _ONE_RANK = "the reference trainer is one process; use fsdp for several"
-_ONE_DEVICE = "the reference generator runs on one device; use vllm or sglang for tensor parallelism"
+_ONE_DEVICE = "the reference generator runs on one device; use vllm or sglang for more"
 
 TRAIN = Manifest(
     role="train",
@@ -76,6 +76,7 @@ INFER = Manifest(
         "sampling.structured": not_yet("it has no grammar engine"),
         "deterministic": when("deterministic == true", "costs about four times the time per step"),
         "parallel.tensor": unsupported(_ONE_DEVICE),
+        "parallel.pipeline": unsupported(_ONE_DEVICE),
         "replica.hosts": unsupported(_ONE_DEVICE),
         "prefix_cache": not_yet("prompts are shared among running requests, not kept after them"),
         "scoring": full(),

@@ -62,6 +62,7 @@ def arguments(launch: Launch, config: VLLMConfig) -> tuple[str, ...]:
         "--dtype": spec.dtype,
         "--seed": str((spec.seed + _REPLICA_STRIDE * spec.replica) % _SEED_RANGE),
         "--tensor-parallel-size": str(spec.layout.get("t", 1)),
+        "--pipeline-parallel-size": str(spec.layout.get("p", 1)),
         "--max-num-seqs": str(spec.max_concurrent),
         "--logprobs-mode": "processed_logprobs",  # of the distribution sampled from, not of the raw logits
         "--generation-config": "vllm",  # a model folder's sampling defaults must not touch requests
@@ -85,7 +86,7 @@ def arguments(launch: Launch, config: VLLMConfig) -> tuple[str, ...]:
         found["--profiler-config"] = profiler_config(launch.traces)
     if spec.device == "cpu":
         found["--enforce-eager"] = None  # compiling takes minutes and gains little here
-        if spec.layout.get("t", 1) == 1:
+        if num_ranks(spec) == 1:
             found["--distributed-executor-backend"] = "uni"  # one process less to start and to hold in memory
     flat = [part for name, value in found.items() for part in ((name,) if value is None else (name, value))]
     return (*flat, *config.server_args)
@@ -130,8 +131,13 @@ def _hosts(spec: InferenceSpec) -> dict[str, str | None]:
     }
 
 
+def num_ranks(spec: InferenceSpec) -> int:
+    """Return how many workers a server has, on all its hosts."""
+    return spec.layout.get("t", 1) * spec.layout.get("p", 1)
+
+
 def _ranks_here(spec: InferenceSpec) -> int:
-    return spec.layout.get("t", 1) // (spec.part.num_hosts if spec.part else 1)
+    return num_ranks(spec) // (spec.part.num_hosts if spec.part else 1)
 
 
 def _compilers_of_cann(environ: Mapping[str, str]) -> str:

@@ -39,6 +39,8 @@ OWN_ARGUMENTS = frozenset(
         "-n",
         "--node-rank",
         "-r",
+        "--pipeline-parallel-size",
+        "-pp",
         "--port",
         "--scheduler-cls",
         "--seed",

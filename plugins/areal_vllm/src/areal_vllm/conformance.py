@@ -28,7 +28,7 @@ ADAPTER = Adapter(
     models=("qwen3", "llama", "qwen3_moe", "qwen2_5_vl"),
     tiny={"head_dim": 32},  # the smallest heads vLLM's CPU kernel takes
     dtypes=("float32", "bfloat16"),
-    layouts=("t2",),
+    layouts=("t2", "p2"),
     options={
         "": {"kv_cache_gib": 0.25, "tool_parser": "hermes"},
         "weights.kv_recomputed": {"kv_on_update": "recompute"},

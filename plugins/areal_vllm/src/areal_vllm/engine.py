@@ -45,6 +45,8 @@ class VLLMEngine(SleepingEngine):
     Example: engine = VLLMEngine(VLLMConfig()); await engine.start(InferenceSpec(model_path="/models/m"))
     """
 
+    axes = "tp"
+
     def __init__(self, config: VLLMConfig | None = None) -> None:
         self._config = config or VLLMConfig()
         dialect, direct, profiler = VLLMDialect(self._config), VLLMDirect(), VLLMProfiler()

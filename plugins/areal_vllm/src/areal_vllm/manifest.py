@@ -8,7 +8,7 @@ from areal_core.plugins.manifest import Manifest
 MANIFEST = Manifest(
     role="infer",
     name="vllm",
-    contract=(1, 4),
+    contract=(1, 5),
     factory="areal_vllm.engine:VLLMEngine",
     config="areal_vllm.config:VLLMConfig",
     conformance="areal_vllm.conformance:ADAPTER",
@@ -39,6 +39,7 @@ MANIFEST = Manifest(
         "sampling.structured": full(),
         "deterministic": not_yet("log-probs depend on what else is in the batch"),
         "parallel.tensor": full(),
+        "parallel.pipeline": full(),
         "replica.hosts": when(
             "direct == false", "with direct the ranks fetch weights themselves, by an offer that only the leader has"
         ),

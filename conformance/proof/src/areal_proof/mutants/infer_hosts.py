@@ -39,7 +39,7 @@ async def WrongNodeRank(original: Original, self: SecondInferenceEngine, part: R
     """Computes in every part with the ranks of the first."""
     await original(part, loaded)
     if self.following is not None:
-        self.following._mine = slice(loaded.ranks // part.num_hosts)
+        self.following._mine = slice(loaded.cut.ranks // part.num_hosts)
 
 
 @breaks("weights_of", "infer.hosts.update", kept=None)
@@ -55,6 +55,14 @@ async def FollowerProvesNothing(original: Original, self: SecondInferenceEngine)
     """Gives a receipt of no tensor in a part that does not lead."""
     receipt = await original()
     return receipt if self.following is None else attrs.evolve(receipt, fingerprints={})
+
+
+@breaks("weights_of", "infer.hosts.stages", first=None)
+def StageOfAHostKeepsTheOld(original: Original, self: Any) -> Mapping[str, Tensor] | None:
+    """Computes the layers of a stage on another host with the weights it began with."""
+    found: Mapping[str, Tensor] | None = original()
+    self.first = found if self.first is None else self.first
+    return self.first if found is not None and self.require().cut.stages > 1 else found
 
 
 class _Alone(Leading):

@@ -1,4 +1,4 @@
-"""Engines whose ranks do not agree, or that mix up what they hold between the two phases.
+"""Engines whose ranks or stages do not agree, or that mix up what they hold between the two phases.
 
 Knows: how the second inference engine holds weights, cuts its layers, and stages updates.
 Does not know: how it is caught.
@@ -18,7 +18,7 @@ from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, before, breaking, put
 from areal_proof.mutants.weight_parts import PassingSource
 from areal_proof.second.infer.engine import SecondInferenceEngine
-from areal_proof.second.infer.ranks import CUT_BY_INPUT
+from areal_proof.second.infer.ranks import CUT_BY_INPUT, Cut
 from areal_proof.second.infer.requests import Slot
 
 breaks = breaking("infer/second", SecondInferenceEngine)
@@ -50,7 +50,7 @@ async def OneRankKeepsTheOld(original: Original, self: SecondInferenceEngine) ->
     """Loads an update in the first rank only."""
     before = self.require_weights()
     await original()
-    if self.require().ranks > 1:
+    if self.require().cut.ranks > 1:
         self.weights = of_two(self.require_weights(), before)
 
 
@@ -64,7 +64,7 @@ class OneRankIsLate(SecondInferenceEngine):
     async def commit_weights(self, version: int) -> None:
         before = self.require_weights()
         await super().commit_weights(version)
-        if self.require().ranks > 1:
+        if self.require().cut.ranks > 1:
             self._late, self._turns = of_two(before, self.require_weights()), 3
 
     def next_logits(self, slot: Slot) -> tuple[Tensor, Tensor | None]:
@@ -72,6 +72,53 @@ class OneRankIsLate(SecondInferenceEngine):
             return super().next_logits(slot)
         self._turns -= 1
         with put(self, weights=self._late):
+            return super().next_logits(slot)
+
+
+def of_stages(cut: Cut, first: Mapping[str, Tensor], last: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return weights that are of `first` in the first stage and of `last` in the others."""
+    return {name: last[name] if cut.stage(name) else tensor for name, tensor in first.items()}
+
+
+@breaks("start", "infer.pipeline.tokens")
+async def StageLeftOut(original: Original, self: SecondInferenceEngine) -> Any:
+    """Has the last stage of a pipeline hand on what it got: its layers add nothing."""
+    info = await original()
+    cut = self.require().cut
+    if cut.stages > 1:
+        empty = {n: t * 0 if n.removesuffix(".weight").endswith(CUT_BY_INPUT) else t for n, t in self.weights.items()}
+        self.weights = of_stages(cut, self.weights, empty)
+    return info
+
+
+@breaks("commit_weights", "infer.pipeline.update")
+async def OneStageKeepsTheOld(original: Original, self: SecondInferenceEngine) -> None:
+    """Loads an update in the first stage of a pipeline only."""
+    before = self.require_weights()
+    await original()
+    cut = self.require().cut
+    if cut.stages > 1:
+        self.weights = of_stages(cut, self.require_weights(), before)
+
+
+@mutant("infer/second", killers=("infer.pipeline.in_flight",))
+class TokenOfTwoVersions(SecondInferenceEngine):
+    """Swaps weights with a batch between two stages: its next token is of the old version up to there."""
+
+    _mixed: dict[str, Tensor] | None = None
+
+    async def commit_weights(self, version: int) -> None:
+        before = self.require_weights()
+        await super().commit_weights(version)
+        cut = self.require().cut
+        if cut.stages > 1:
+            self._mixed = of_stages(cut, before, self.require_weights())
+
+    def next_logits(self, slot: Slot) -> tuple[Tensor, Tensor | None]:
+        mixed, self._mixed = self._mixed, None
+        if mixed is None or not slot.output:
+            return super().next_logits(slot)
+        with put(self, weights=mixed):
             return super().next_logits(slot)
 
 

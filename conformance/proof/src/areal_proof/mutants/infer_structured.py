@@ -194,8 +194,8 @@ REFUSE_ROWS = breaks_refuse.rows(
 
 
 REFERENCE_ROWS = breaks_reference.rows(
-    row("DropsTheLayout", "Does not claim tensor parallelism and starts on one device whatever the layout.",
-        "infer.refuse.tensor_parallel", start=given(layout=dict)),
+    row("DropsTheLayout", "Claims no parallelism and starts on one device whatever the layout.",
+        "infer.refuse.tensor_parallel", "infer.refuse.pipeline_parallel", start=given(layout=dict)),
 )  # fmt: skip
 
 

@@ -74,7 +74,7 @@ INFER = Adapter(
     thresholds=(Threshold(counts="prompt", at=48), Threshold(counts="length", at=32)),  # it has none, and is slow
     models=("qwen3", "qwen2", "llama", "qwen3_moe", "qwen2_5_vl"),
     dtypes=("float32", "bfloat16"),
-    layouts=("t2", "t4"),
+    layouts=("t2", "t4", "p2", "t2p2"),
     options={"tools.parse": {"tool_parser": "hermes"}},
     witness=_HeldTensors,
 )

@@ -49,7 +49,7 @@ TRAIN = Manifest(
 INFER = Manifest(
     role="infer",
     name="second",
-    contract=(1, 4),
+    contract=(1, 5),
     factory="areal_proof.second.infer.engine:SecondInferenceEngine",
     config="areal_proof.second.infer.config:SecondInferenceConfig",
     requires=("torch>=2.11", "safetensors>=0.5", "regex>=2024.5", "pillow>=11"),
@@ -78,6 +78,7 @@ INFER = Manifest(
         "sampling.structured": full(),
         "deterministic": full(),
         "parallel.tensor": full(),
+        "parallel.pipeline": full(),
         "replica.hosts": full(),
         "prefix_cache": full(),
         "scoring": full(),

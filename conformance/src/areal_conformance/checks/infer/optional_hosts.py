@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.checks.infer.optional_parallel import tensor_layouts
+from areal_conformance.checks.infer.optional_parallel import CLAIMS, layouts_of
 from areal_conformance.oracles.infer_judging import expect_answered, expect_policy, prompts, raises
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError, CapabilityError, GenerationFailed
@@ -28,24 +28,25 @@ from areal_core.worker.rendezvous import init_method
 from areal_torch.testing.serving import FolderWeights
 
 HOSTS = ("parallel.tensor", "replica.hosts")
+STAGES = ("parallel.pipeline", "replica.hosts")
 HERE = "127.0.0.1"
 rule = partial(check, level=Level.SINGLE, law=1, spec="infer#hosts", requires=HOSTS, since=(1, 4))
 
 
-def _specs(bench: InferBench) -> list[InferenceSpec]:
-    """Return what each part is started with: as many parts as the adapter's first layout has tensor ranks."""
-    layout = tensor_layouts(bench)[0]
+def _specs(bench: InferBench, axis: str = "t") -> list[InferenceSpec]:
+    """Return what each part is started with: as many parts as the adapter's first layout along an axis has ranks."""
+    layout = layouts_of(bench, axis)[0]
     count = math.prod(layout.values())
     first = ReplicaPart(rank=0, num_hosts=count, host=HERE, leader=init_method(HERE), key="of this replica")
     parts = [ReplicaPart(rank=n, num_hosts=count, host=HERE, leader=first.leader, key=first.key) for n in range(count)]
-    return [bench.spec(*HOSTS, layout=layout, part=part) for part in parts]
+    return [bench.spec(CLAIMS[axis], "replica.hosts", layout=layout, part=part) for part in parts]
 
 
 @contextlib.asynccontextmanager
-async def _replica(bench: InferBench) -> AsyncIterator[list[InferenceEngine]]:
+async def _replica(bench: InferBench, axis: str = "t") -> AsyncIterator[list[InferenceEngine]]:
     """Give the parts of one started replica, the leader first."""
-    specs = _specs(bench)
-    parts = [bench.new(*HOSTS) for _ in specs]
+    specs = _specs(bench, axis)
+    parts = [bench.new(CLAIMS[axis], "replica.hosts") for _ in specs]
     await asyncio.gather(*(part.start(spec) for part, spec in zip(parts, specs, strict=True)))
     yield parts
     for part in parts:
@@ -88,7 +89,17 @@ def _requests(bench: InferBench) -> list[GenerationRequest]:
 @rule("infer.hosts.update", law=7)
 async def update(bench: InferBench) -> None:
     """Parts on several hosts generate what the whole model does, before and after updates that reach each of them."""
-    async with _replica(bench) as parts:
+    await _updated(bench, "t")
+
+
+@rule("infer.hosts.stages", law=7, requires=STAGES, since=(1, 5))
+async def stages(bench: InferBench) -> None:
+    """Stages of a pipeline on several hosts generate what the whole model does, before and after updates."""
+    await _updated(bench, "p")
+
+
+async def _updated(bench: InferBench, axis: str) -> None:
+    async with _replica(bench, axis) as parts:
         requests = _requests(bench)
         results = await bench.together(parts[0], requests)
         for request, result in zip(requests, results, strict=True):

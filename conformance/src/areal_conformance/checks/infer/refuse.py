@@ -156,3 +156,11 @@ async def tensor_parallel(bench: InferBench) -> None:
     engine = bench.new()
     spec = bench.spec(layout={"d": 1, "t": 2})
     await bench.arefuses("parallel.tensor", lambda: engine.start(spec))
+
+
+@rule("infer.refuse.pipeline_parallel", spec="infer#start", unless=("parallel.pipeline",), since=(1, 5))
+async def pipeline_parallel(bench: InferBench) -> None:
+    """A layout that puts a replica's layers on several ranks is refused at start where it is not claimed."""
+    engine = bench.new()
+    spec = bench.spec(layout={"d": 1, "p": 2})
+    await bench.arefuses("parallel.pipeline", lambda: engine.start(spec))

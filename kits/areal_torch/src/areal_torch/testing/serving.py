@@ -115,13 +115,17 @@ class FolderWeights:
     def tell(self, token: int) -> FolderWeights:
         """Return weights whose greedy output is always `token`, so that an output tells who computed it.
 
-        Needs an untied model: every embedding is the same, no layer adds to it, and the head knows one token.
+        Needs an untied model: every embedding is the same, no layer adds to it, and the head knows one token. The
+        sign of both goes by the token, so that embeddings and head of neighbours do not tell either.
         """
+        sign = 1.0 if token % 2 else -1.0
         tensors = {name: tensor.clone() for name, tensor in self.tensors.items()}
         for name, tensor in tensors.items():
             if name.endswith(("o_proj.weight", "down_proj.weight", "lm_head.weight")):
                 tensor.zero_()
-            elif name.endswith("embed_tokens.weight") or name == "model.norm.weight":
+            elif name.endswith("embed_tokens.weight"):
+                tensor.fill_(sign)
+            elif name == "model.norm.weight":
                 tensor.fill_(1.0)
-        tensors["lm_head.weight"][token] = 1.0
+        tensors["lm_head.weight"][token] = sign
         return FolderWeights(tensors, dict(self.tied))

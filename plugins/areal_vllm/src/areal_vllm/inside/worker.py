@@ -15,7 +15,7 @@ from typing import Any
 
 from areal_serving.proof import Proof
 from areal_torch.collective.group import place
-from areal_vllm.inside import ascend, kernels, loading, reading, sampling, scoring, sleeping
+from areal_vllm.inside import ascend, kernels, loading, reading, sampling, scoring, sleeping, stages
 from areal_vllm.inside import tools as tool_calls
 
 
@@ -34,6 +34,7 @@ class WorkerExtension:
         if self.__dict__.get("_areal_prepared") is None:
             runner = self.model_runner
             kernels.allow_tiles(runner)
+            stages.make_room(runner)
             if runner.device.type == "npu":
                 ascend.tell_processed(runner)
             self._areal_prepared = {

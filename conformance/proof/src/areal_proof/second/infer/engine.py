@@ -96,7 +96,7 @@ class SecondInferenceEngine:
     async def _meet(self, part: ReplicaPart, loaded: Loaded) -> None:
         """Come together with the other parts of the replica."""
         if not part.leads:
-            self.following = Following(part, loaded.ranks, self.weights_of)
+            self.following = Following(part, loaded.cut, self.weights_of)
             return
         self.leading = Leading(part)
         try:
@@ -353,9 +353,7 @@ class SecondInferenceEngine:
             self._num_hits += len(slot.request.input_ids)
             return self.prefixes[key]
         deltas = self.deltas_for(slot)
-        computed = forward(
-            loaded.shape, weights, slot.ids, deltas, slot.pictures, ranks=loaded.ranks, others=self.leading
-        )
+        computed = forward(loaded.shape, weights, slot.ids, deltas, slot.pictures, cut=loaded.cut, others=self.leading)
         found = (computed.logits[-1], None if computed.routes is None else computed.routes[-1])
         if not slot.output:
             self.prefixes[key] = found

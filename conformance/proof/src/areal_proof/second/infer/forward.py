@@ -16,7 +16,7 @@ from attrs import frozen
 from torch import Tensor
 
 from areal_proof.second.architecture import Architecture
-from areal_proof.second.infer.ranks import OtherHosts, product
+from areal_proof.second.infer.ranks import Cut, OtherHosts, product
 from areal_proof.second.vision import Picture, expanded, positions, seen
 
 ROUTER = "mlp.gate.weight"
@@ -47,11 +47,12 @@ def forward(
     deltas: Mapping[str, Delta] | None = None,
     pictures: Sequence[Picture] = (),
     *,
-    ranks: int = 1,
+    cut: Cut | None = None,
     others: OtherHosts | None = None,
 ) -> Computed:
     """Compute one whole sequence; nothing but the arguments has an influence on it. L counts tokens of images."""
-    model = _Model(shape, weights, deltas or {}, ranks, others)
+    cut = cut or Cut(shape.layers)
+    model = _Model(shape, weights, deltas or {}, cut, others)
     x_LC = _embedded(shape, weights, ids, pictures)
     placeholder = -1 if shape.vision is None else shape.vision.image_token
     turns = _rotations(shape, positions(ids, placeholder, pictures), x_LC)
@@ -64,7 +65,7 @@ def forward(
         if chosen is not None:
             routes.append(chosen)
     name = "model.embed_tokens" if shape.tied else "lm_head"
-    logits = product(model.norm(x_LC, "model.norm"), weights[f"{name}.weight"], name, ranks, others).float()
+    logits = product(model.norm(x_LC, "model.norm"), weights[f"{name}.weight"], name, cut, others).float()
     return Computed(logits=logits, routes=torch.stack(routes, 1).int() if routes else None)
 
 
@@ -103,12 +104,12 @@ class _Model:
     shape: Architecture
     weights: Mapping[str, Tensor]
     deltas: Mapping[str, Delta]
-    ranks: int
+    cut: Cut
     others: OtherHosts | None
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         weight, bias = self.weights[f"{name}.weight"], self.weights.get(f"{name}.bias")
-        out = product(x, weight, name, self.ranks, self.others)
+        out = product(x, weight, name, self.cut, self.others)
         out = out if bias is None else out + bias
         delta = self.deltas.get(name)
         return out if delta is None else out + delta.scale * F.linear(F.linear(x, delta.down), delta.up)

@@ -15,11 +15,12 @@ from multiprocessing import AuthenticationError
 from typing import Any
 from urllib.parse import urlsplit
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from areal_core.contract.errors import GenerationFailed, WorkerError
 from areal_core.contract.inference import ReplicaPart
-from areal_proof.second.infer.ranks import share
+from areal_proof.second.infer.ranks import Cut, share
 from areal_proof.second.infer.wire import Line
 
 MEET_S = 120.0
@@ -71,6 +72,12 @@ class Leading:
         answers = [self._ask(rank, {"product": name, "version": self.version}, x)[1] for rank in sorted(self._lines)]
         return [answer for answer in answers if answer is not None]
 
+    def whole(self, part: int, x: Tensor, name: str) -> Tensor:
+        """Return a product that one other host computes."""
+        found = self._ask(part, {"product": name, "version": self.version}, x)[1]
+        assert found is not None, "who has the weights answers with a tensor"
+        return found
+
     def hold(self, version: int) -> bool:
         """Return whether every other part has a version."""
         return all(self._ask(rank, {"holds": version})[0]["holds"] for rank in self._lines)
@@ -98,9 +105,9 @@ class Leading:
 class Following:
     """Another part: a thread that comes to the leader and answers it until either ends."""
 
-    def __init__(self, part: ReplicaPart, ranks: int, weights_of: WeightsOf) -> None:
-        each = ranks // part.num_hosts
-        self._mine, self._ranks = slice(part.rank * each, (part.rank + 1) * each), ranks
+    def __init__(self, part: ReplicaPart, cut: Cut, weights_of: WeightsOf) -> None:
+        each = cut.ranks // part.num_hosts
+        self._mine, self._cut = slice(part.rank * each, (part.rank + 1) * each), cut
         self._part, self._weights_of = part, weights_of
         self._closed, self._lost = False, ""
         self._thread = threading.Thread(target=self._run, name="areal-second-part", daemon=True)
@@ -152,4 +159,7 @@ class Following:
         if weights is None or x is None:
             return {"problem": f"part {self._part.rank} has no version {words['version']}"}, None
         weight = weights[f"{words['product']}.weight"]
-        return {}, share(x.to(weight.device), weight, words["product"], self._mine, self._ranks).cpu()
+        x = x.to(weight.device)
+        if self._cut.stages > 1:
+            return {}, F.linear(x, weight).cpu()
+        return {}, share(x, weight, words["product"], self._mine, self._cut.ranks).cpu()

@@ -19,6 +19,7 @@ from areal_core.contract.inference import InferenceSpec
 from areal_core.contract.train import Head
 from areal_core.contract.workflow import Tokenizer
 from areal_proof.second.architecture import Architecture, read_architecture, read_config
+from areal_proof.second.infer.ranks import Cut
 from areal_proof.second.infer.stage import DTYPES, EMBEDDING, HEAD, Needs, read_tensors
 
 
@@ -35,9 +36,29 @@ class Loaded:
     weights: dict[str, Tensor]
 
     @property
-    def ranks(self) -> int:
-        """Return among how many ranks each layer is cut."""
-        return self.spec.layout.get("t", 1)
+    def cut(self) -> Cut:
+        """Return how the model is cut."""
+        return cut_of(self.spec, self.shape.layers)
+
+
+def cut_of(spec: InferenceSpec, layers: int) -> Cut:
+    """Return how a layout cuts a model.
+
+    Raises:
+        CapabilityError: along axes this engine does not know, into more stages than layers, or both ways over hosts.
+    """
+    cut = Cut(layers, spec.layout.get("t", 1), spec.layout.get("p", 1))
+    if any(degree > 1 for axis, degree in spec.layout.items() if axis not in ("d", "t", "p")):
+        raise _refused(spec, "the second engine cuts the stack of layers and linear layers, nothing else")
+    if cut.stages > layers:
+        raise _refused(spec, f"the model has {layers} layers, and a stage needs one")
+    if spec.part is not None and min(cut.stages, cut.ranks) > 1:
+        raise _refused(spec, "over several hosts the second engine cuts one way only")
+    return cut
+
+
+def _refused(spec: InferenceSpec, why: str) -> CapabilityError:
+    return CapabilityError(f"layout {dict(spec.layout)} cannot be served", why=why, fix="use d, t and p within that")
 
 
 def load(spec: InferenceSpec) -> Loaded:
@@ -45,18 +66,13 @@ def load(spec: InferenceSpec) -> Loaded:
 
     Raises:
         ModelError: no folder, or a model, dtype or context this engine cannot serve.
-        CapabilityError: a layout that cuts anything but tensors.
+        CapabilityError: a layout that this engine cannot serve.
     """
-    if any(degree > 1 for axis, degree in spec.layout.items() if axis not in ("d", "t")):
-        raise CapabilityError(
-            f"layout {dict(spec.layout)} cuts more than tensors",
-            why="the second engine cuts linear layers and nothing else",
-            fix="use d and t",
-        )
     if spec.dtype not in DTYPES:
         raise ModelError(f"dtype {spec.dtype!r} cannot be served", why=f"allowed are {', '.join(DTYPES)}")
     folder, dtype, device = Path(spec.model_path), DTYPES[spec.dtype], torch.device(spec.device)
     shape, tensors = read_architecture(spec.model_path), read_tensors(folder)
+    cut_of(spec, shape.layers)
     context = spec.context_length or shape.context
     if not 0 < context <= shape.context:
         raise ModelError(

@@ -38,6 +38,6 @@ def scores(
         )
     if len(ids) > loaded.context:
         raise PromptTooLong(f"{len(ids)} tokens do not fit into a context of {loaded.context}")
-    computed = forward(shape, weights, ids, deltas, ranks=loaded.ranks, others=others)
+    computed = forward(shape, weights, ids, deltas, cut=loaded.cut, others=others)
     logprobs = (computed.logits.double() / temperature).log_softmax(-1)
     return [0.0, *(float(logprobs[place, token]) for place, token in enumerate(ids[1:]))]
