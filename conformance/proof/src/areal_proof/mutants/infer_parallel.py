@@ -86,8 +86,9 @@ async def StageLeftOut(original: Original, self: SecondInferenceEngine) -> Any:
     info = await original()
     cut = self.require().cut
     if cut.stages > 1:
-        empty = {n: t * 0 if n.removesuffix(".weight").endswith(CUT_BY_INPUT) else t for n, t in self.weights.items()}
-        self.weights = of_stages(cut, self.weights, empty)
+        whole = self.require_weights()
+        empty = {n: t * 0 if n.removesuffix(".weight").endswith(CUT_BY_INPUT) else t for n, t in whole.items()}
+        self.weights = of_stages(cut, whole, empty)
     return info
 
 
