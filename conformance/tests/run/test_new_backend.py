@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from areal_conformance.new.command import NOUNS, write_backend
 from areal_conformance.probes.distributions import write_distribution
@@ -53,6 +54,28 @@ def test_a_new_backend_passes_the_static_checks(role: str, tmp_path: Path) -> No
     record = read_record(tmp_path / "empty" / "out")
     assert {row.id: str(row.outcome) for row in record.checks} == {row.id: "pass" for row in record.checks}
     assert (record.verdict, record.subject.origin) == ("success", "areal-fresh 0.1.0")
+
+
+def test_the_workflow_of_a_new_backend_makes_the_same_run(tmp_path: Path) -> None:
+    """Its step is the command that passes here; what it keeps is what that wrote."""
+    source = installed(tmp_path, "scheduler")
+    (file,) = source.parent.rglob("conformance.yml")
+    assert file.relative_to(source.parent) == Path(".github/workflows/conformance.yml")
+    told = yaml.safe_load(file.read_text(encoding="utf-8"))
+    steps = {step.get("name"): step for step in told["jobs"]["certify"]["steps"]}
+    (tmp_path / "areal").write_text(f'#!/bin/sh\nexec {sys.executable} -m areal_core.cli.main "$@"\n', encoding="utf-8")
+    (tmp_path / "areal").chmod(0o755)
+
+    path = os.pathsep.join((str(source), os.environ.get("PYTHONPATH", "")))
+    commands = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": path, "GITHUB_STEP_SUMMARY": "summary.md"}
+    for name in ("check", "summary"):
+        script = ["bash", "-euc", steps[name]["run"]]
+        subprocess.run(script, cwd=tmp_path, env={**os.environ, **told["env"], **commands}, timeout=240, check=True)
+
+    kept = tmp_path / steps["keep the report and its badge"]["with"]["path"]
+    assert read_record(kept).verdict == "success"
+    assert (kept / "badge.svg").is_file()
+    assert (tmp_path / "summary.md").read_text(encoding="utf-8") == (kept / "report.md").read_text(encoding="utf-8")
 
 
 def test_the_ledger_of_a_new_backend_is_read(tmp_path: Path) -> None:

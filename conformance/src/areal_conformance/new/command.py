@@ -154,6 +154,7 @@ def _files(name: str, role: str) -> dict[str, str]:
     return {
         "pyproject.toml": "pyproject.toml",
         "README.md": "README.md",
+        ".github/workflows/conformance.yml": "conformance.yml",
         f"{package}/__init__.py": "init.py",
         f"{package}/manifest.py": "manifest.py",
         f"{package}/config.py": "config_scheduler.py" if role == "scheduler" else "config.py",
