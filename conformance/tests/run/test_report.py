@@ -17,9 +17,11 @@ from areal_conformance.report import write_reports
 from areal_conformance.report.compare import compare, text
 from areal_conformance.report.markdown import markdown
 from areal_conformance.report.page import page
-from areal_conformance.report.parts import FOOTER
+from areal_conformance.report.parts import FOOTER, distance
 from areal_conformance.run.plan import closed
 from areal_conformance.run.record import (
+    ALLOWED,
+    DISTANCE,
     SCHEMA,
     Answer,
     Declared,
@@ -75,6 +77,17 @@ class Page(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         assert tag == self.open.pop(), f"</{tag}> closes another element"
+
+
+def test_distance_stands_at_the_head(record: Record, row: Callable[..., Row]) -> None:
+    """How far a pair is from the oracle is told by page and text; a run without the certificate tells nothing."""
+    learned = row("b.learning", numbers={DISTANCE: 1.4e-5, ALLOWED: 5e-4})
+    certified = attrs.evolve(record, checks=(*record.checks, learned))
+
+    assert distance(record) == ""
+    assert distance(certified) == f"1.4e-05, 5.0e-04 allowed ({learned.id})"
+    assert distance(certified) in markdown(certified)
+    assert distance(certified) in page(certified)
 
 
 def test_json_comes_back(record: Record, tmp_path: Path) -> None:

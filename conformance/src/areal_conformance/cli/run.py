@@ -23,12 +23,12 @@ from areal_conformance.cli.child import INTERRUPTED, arguments_of, environment_o
 from areal_conformance.cli.live import Live
 from areal_conformance.outcome import Outcome
 from areal_conformance.report import write_reports
-from areal_conformance.report.parts import FOOTER, law_line
+from areal_conformance.report.parts import FOOTER, distance, law_line
 from areal_conformance.run.asked import LEVEL, Asked, names_one_target
 from areal_conformance.run.journal import Story
 from areal_conformance.run.ledger import REMEDIES
 from areal_conformance.run.plan import closed
-from areal_conformance.run.record import Record, Row
+from areal_conformance.run.record import DISTANCE, Record, Row
 from areal_conformance.run.verdict import EXIT_CODES, FAILING, Verdict
 from areal_conformance.spec import link
 from areal_core.contract.errors import ArealError, StorageError
@@ -154,6 +154,8 @@ def _tell(console: Console, record: Record, said: str) -> None:
         line(f"\nthe last output of the process:\n{said}", "dim")
     line()
     line(record.line)
+    if far := distance(record):
+        line(f"{DISTANCE}: {far}")
     line(f"verdict: {record.verdict}", "bold")
     if any(row.outcome in (Outcome.FAIL, Outcome.ERROR) for row in record.checks):
         line(REMEDIES)

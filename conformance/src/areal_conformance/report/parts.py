@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from areal_conformance.outcome import Outcome
-from areal_conformance.run.record import Record, Row, Source
+from areal_conformance.run.record import ALLOWED, DISTANCE, Record, Row, Source
 
 FOOTER = "A pass shows that no error was found, not that there is none."
 LEVELS = ("static", "single", "distributed", "loop", "faults", "numbers")
@@ -61,6 +61,7 @@ def facts(record: Record) -> dict[str, str]:
         "written for contract": subject.contract,
         "contract": spoken,
         "suite": f"areal-conformance {record.suite}, areal-core {record.core}",
+        DISTANCE: distance(record),
         "commit": record.git,
         **{f"files of {one.name}": _made_of(one) for one in record.sources},
         "started": record.started,
@@ -100,6 +101,16 @@ def stand_ins(record: Record) -> str:
     """Return the sentence that has to stand beside the verdict where the device was not the real one."""
     said = record.subject.stand_ins
     return f"No {record.subject.device} computed any of this. {said}" if said else ""
+
+
+def distance(record: Record) -> str:
+    """Return how far a pair that learns is from the oracle, as the certificate measured it; empty where it was not."""
+    told = [
+        f"{row.numbers[DISTANCE]:.1e}, {row.numbers[ALLOWED]:.1e} allowed ({row.id})"
+        for row in record.checks
+        if DISTANCE in row.numbers and ALLOWED in row.numbers
+    ]
+    return "; ".join(told)
 
 
 def law_line(record: Record, number: int) -> str:

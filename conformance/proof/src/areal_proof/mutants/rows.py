@@ -48,7 +48,8 @@ Values = dict[str, Any]
 
 
 def _wanted(function: Callable[..., Any]) -> tuple[str, ...]:
-    return function.__code__.co_varnames[: function.__code__.co_argcount]
+    code = inspect.unwrap(function).__code__  # that of the function itself, where a decorator wraps it
+    return code.co_varnames[: code.co_argcount]
 
 
 def _named(function: Callable[..., Any], values: Values, **others: Any) -> Any:
