@@ -124,6 +124,11 @@ class Adapter:
     opposite of the claim `weights.kv_kept`, may have options too."""
     models: tuple[str, ...] = field(default=("qwen3",), converter=tuple[str, ...])
     """Kinds of tiny model (`areal_torch.testing.models`) it takes; the first is the default."""
+    architectures: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
+    """Families it takes beside `models`, by `model_type`, of those the zoo has (`zoo.architectures.ARCHITECTURES`)."""
+    traits: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
+    """What not every backend can do with a family it takes (`zoo.traits.TRAITS`): `rope.yarn`, `window`, ... Models of
+    other families, and with other traits, it refuses when it starts, or computes right."""
     tiny: Mapping[str, Any] = Factory(dict)
     """Arguments of `make_tiny_model` that hold for every tiny model: kernels that take heads of certain sizes only.
     Any: they are numbers."""

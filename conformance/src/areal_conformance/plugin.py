@@ -34,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--areal-only-failed", metavar="REPORT", default="", help="only what failed in this report")
     group.addoption("--areal-patience", metavar="FACTOR", type=float, default=1.0, help="multiply every deadline")
     group.addoption("--areal-contract", metavar="X.Y", default="", help="only rules of this version of the contract")
+    group.addoption("--areal-zoo", metavar="N", type=int, default=0, help="models drawn of each family (default a few)")
     # How `areal conformance run` follows the run in its child processes, and the command it was given.
     group.addoption("--areal-after", metavar="ID", default="", help="begin behind this check")
     group.addoption("--areal-journal", metavar="FILE", default="", help="write progress there, one line at a time")

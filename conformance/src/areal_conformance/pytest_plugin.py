@@ -86,6 +86,7 @@ def _asked(config: pytest.Config) -> Asked:
         after=option("areal_after"),
         patience=option("areal_patience"),
         contract=option("areal_contract"),
+        zoo=option("areal_zoo"),
     )
 
 

@@ -39,6 +39,8 @@ class Locator:
     """Name of a shipped mutant to put in the backend's place."""
     patience: float = 1.0
     """Multiplies the patience of the adapter: a machine that has other work too."""
+    zoo: int = 0
+    """Models of each family that are drawn (`zoo.sample`); 0 are as many as a backend can be asked in a short run."""
 
 
 @frozen(kw_only=True)

@@ -61,6 +61,8 @@ def test_an_engine_is_not_checked_on_a_device_that_is_not_here() -> None:
         ),
         ({"tolerances": {"train.forward.logprobs": Tolerance(atol=1)}}, "`why` is empty"),
         ({"options": {"packng": {}}}, "did you mean 'packing'"),
+        ({"architectures": ("granit",)}, "the zoo has no 'granit'; did you mean 'granite'"),
+        ({"traits": ("rope.yarm",)}, "the zoo has no 'rope.yarm'; did you mean 'rope.yarn'"),
         ({"patience": 0.0}, "must be above 0"),
     ],
 )

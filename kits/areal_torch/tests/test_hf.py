@@ -83,6 +83,30 @@ def test_dropout_is_turned_off(tmp_path: Path) -> None:
     assert hf.load_config(path, Head.CAUSAL_LM).attention_dropout == 0.0
 
 
+def test_layers_are_computed_twice_and_draw_nothing(tmp_path: Path) -> None:
+    """Transformers recomputes layers in training only, and there lets what they hold drop."""
+    path = str(make_tiny_model(tmp_path))
+    model = hf.load_model(path, hf.load_config(path, Head.CAUSAL_LM), Head.CAUSAL_LM).eval()
+    model.set_attn_implementation("eager")
+    hf.recompute_activations(model)
+    computed = []
+    model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: computed.append(1))
+
+    model(torch.arange(6)[None]).logits.sum().backward()
+
+    assert len(computed) == 2
+    assert not any(module.training for layer in model.model.layers for module in layer.children())
+
+
+def test_what_would_draw_is_turned_off_by_any_name(tmp_path: Path) -> None:
+    """Noise of routers and layers left out at random are no dropout by name."""
+    path = edit(make_tiny_model(tmp_path), layerdrop=0.2, router_jitter_noise=0.1, hidden_dropout_prob=0.3)
+
+    config = hf.load_config(path, Head.CAUSAL_LM)
+
+    assert (config.layerdrop, config.router_jitter_noise, config.hidden_dropout_prob) == (0.0, 0.0, 0.0)
+
+
 def test_models_that_carry_a_state_along_are_refused(tmp_path: Path) -> None:
     """A state-space model would run over the borders between packed sequences without a word."""
     config = MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1, state_size=4)

@@ -59,11 +59,12 @@ def quiet() -> None:
 @functools.cache
 def _original(arguments: tuple[tuple[str, Any], ...]) -> Path:
     quiet()
-    return make_tiny_model(_store() / f"model-{_original.cache_info().currsize:03d}", **dict(arguments))
+    return make_tiny_model(store() / f"model-{_original.cache_info().currsize:03d}", **dict(arguments))
 
 
 @functools.cache
-def _store() -> Path:
+def store() -> Path:
+    """Return where what is made once per process lies until it ends."""
     path = Path(tempfile.mkdtemp(prefix="areal-conformance-models-"))
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return path

@@ -59,6 +59,7 @@ def arguments_of(asked: Asked, journal: Path, command: str) -> list[str]:
         "--areal-patience": f"{asked.patience:g}",
         "--areal-contract": asked.contract,
         "--areal-after": asked.after,
+        "--areal-zoo": str(asked.zoo),
         "--areal-journal": str(journal),
         "--areal-command": command,
     }

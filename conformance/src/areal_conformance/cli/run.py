@@ -56,6 +56,7 @@ def run(
     ledger: Path | None = None,
     patience: float = 1.0,
     contract: Word = "",
+    zoo: Annotated[int, Parameter(show_default=False)] = 0,
     mutant: Word = "",
 ) -> int:
     """Check a backend and report the verdict.
@@ -77,6 +78,7 @@ def run(
         ledger: Known failures; conformance.toml in the plugin's package if not given.
         patience: Multiply every deadline by this: a slow or busy machine.
         contract: Check only rules of this version of the role's contract, X.Y, instead of this core's.
+        zoo: Draw so many models of each family, instead of 3 to 5; 30 are every pair of what config.json can say.
         mutant: Check this deliberately broken backend instead.
     """
     console = Console(soft_wrap=True)
@@ -95,6 +97,7 @@ def run(
             failed_in=str(only_failed.resolve()) if only_failed else "",
             patience=patience,
             contract=contract,
+            zoo=zoo,
         )
         names_one_target(asked)
         if report is not None:

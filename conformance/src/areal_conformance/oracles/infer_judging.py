@@ -122,13 +122,14 @@ def expect_policy(
     model: Path | None = None,
     weights: FolderWeights | None = None,
     told: str = "",
+    vocabulary: int = VOCABULARY,
 ) -> None:
     """Expect an output to be that of a model (or other `weights` of it) for this prompt, alone and from the beginning.
 
     Greedy tokens must be the best ones up to the tolerance of their logits; their log-probs those of temperature 1.
     Sampled ones are judged by their log-probs.
     """
-    well_formed(generation, request)
+    well_formed(generation, request, vocabulary=vocabulary)
     if not generation.output_ids:
         return
     told = told or f"request {request.request_id!r}"

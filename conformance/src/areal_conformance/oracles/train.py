@@ -43,10 +43,17 @@ class Gradient:
 class Oracle:
     """A model folder, run the slow way."""
 
-    def __init__(self, folder: Path, *, head: Head = Head.CAUSAL_LM, temperature: float = 1.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        head: Head = Head.CAUSAL_LM,
+        temperature: float = 1.0,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
         quiet()
         logging.getLogger("transformers").setLevel(logging.ERROR)
-        self._temperature, self._head = temperature, head
+        self._temperature, self._head, self._dtype = temperature, head, dtype
         self.model: Any = self.opened(folder).eval()  # Any: transformers is not typed here
 
     def opened(self, folder: Path) -> Any:
@@ -54,7 +61,7 @@ class Oracle:
         kind: Any = AutoModelForCausalLM if self._head is Head.CAUSAL_LM else AutoModelForTokenClassification
         return kind.from_pretrained(
             folder,
-            dtype=torch.float64,
+            dtype=self._dtype,
             attn_implementation="eager",
             experts_implementation="eager",
             local_files_only=True,
@@ -77,7 +84,7 @@ class Oracle:
         if self._head is Head.VALUE:
             return {Output.VALUES: self._values(batch)}
         parts: dict[Output, list[Tensor]] = {Output.LOGPROBS: [], Output.ENTROPY: []}
-        zero = torch.zeros(1, dtype=torch.float64)
+        zero = torch.zeros(1, dtype=self._dtype)
         for row in range(batch.num_sequences):
             one = batch.select([row])
             ids, mask = one.tokens["input_ids"], one.tokens["loss_mask"][1:]

@@ -54,6 +54,8 @@ class Asked:
     """Multiplies every deadline."""
     contract: str = ""
     """An older minor of the role's contract: only checks of rules that it has. Empty: the version of this core."""
+    zoo: int = 0
+    """Models of each family that are drawn; 0 leaves the number to the suite."""
 
     @patience.validator
     def _waits(self, _attribute: object, value: float) -> None:
@@ -80,6 +82,8 @@ def names_one_target(asked: Asked) -> None:
     if len(named) != 1:
         told = f"{len(named)} targets are named" if named else "no target is named"
         raise ConfigError(told, fix="give one of --backend NAME, --pair TRAIN+INFER, --mutant NAME")
+    if asked.zoo < 0:
+        raise ConfigError(f"--zoo {asked.zoo} is not a number of models", fix="--zoo 30, or leave it out")
     if asked.ranks < 0:
         raise ConfigError(f"--ranks {asked.ranks} is not a number of ranks", fix="--ranks 1, or leave it out")
 
@@ -99,7 +103,13 @@ def locator_of(asked: Asked) -> Locator:
         raise ConfigError(f"no checks for the role {role!r}", why=f"roles are {', '.join(CHECKED_ROLES)}")
     name, ranks = asked.pair or asked.backend, asked.ranks or 1
     return Locator(
-        role=role, name=name, device=asked.device, ranks=ranks, imports=asked.imports, patience=asked.patience
+        role=role,
+        name=name,
+        device=asked.device,
+        ranks=ranks,
+        imports=asked.imports,
+        patience=asked.patience,
+        zoo=asked.zoo,
     )
 
 
@@ -115,6 +125,7 @@ def _mutant(asked: Asked) -> Locator:
         imports=asked.imports,
         mutant=found.name,
         patience=asked.patience,
+        zoo=asked.zoo,
     )
 
 

@@ -16,6 +16,8 @@ from areal_conformance.check import STATIC, Level
 from areal_conformance.checks import extra_fix, missing
 from areal_conformance.run.asked import Asked
 from areal_conformance.target import Locator, Target
+from areal_conformance.zoo.architectures import ARCHITECTURES
+from areal_conformance.zoo.traits import TRAITS
 from areal_core.contract.abilities import ABILITIES
 from areal_core.contract.device import CPU, Device
 from areal_core.contract.errors import ConfigError, EngineMissing, ResourceError
@@ -81,12 +83,18 @@ def refuse_adapter(target: Target, ids: Iterable[str]) -> None:
     for key in adapter.options:
         if key and key not in words:
             faults.append(f"options: {key!r} is no ability of the role {target.role}{_near(key, words)}")
+    for field, named, known_words in (
+        ("architectures", adapter.architectures, ARCHITECTURES),
+        ("traits", adapter.traits, TRAITS),
+    ):
+        strange = [word for word in named if word not in known_words]
+        faults += [f"{field}: the zoo has no {word!r}{_near(word, known_words)}" for word in strange]
     if adapter.patience <= 0:
         faults.append(f"patience: {adapter.patience:g} multiplies every deadline, so it must be above 0")
     if faults:
-        named = target.manifest.conformance if target.manifest else ""
+        adapter_name = target.manifest.conformance if target.manifest else ""
         raise ConfigError(
-            f"the conformance adapter {named or 'in use'} makes impossible statements",
+            f"the conformance adapter {adapter_name or 'in use'} makes impossible statements",
             why="\n       ".join(faults),
             fix="fix it; areal conformance list and areal backends NAME show the words",
         )

@@ -24,6 +24,8 @@ from areal_torch.weight_files import refuse_other_names
 Model = Any  # Any: transformers is not typed here
 
 _VALUE_ENDING = "ForTokenClassification"
+_RANDOM = ("dropout", "pdrop", "layerdrop", "dropout_prob", "dropout_rate", "jitter_noise")
+"""How keys of config.json end that make a model in training draw."""
 _HARMLESS = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
 
 
@@ -44,7 +46,7 @@ def load_config(path: str, head: Head, *, images: bool = False) -> Any:  # Any: 
         _check_attention(path, config)
         for part in (config, *(getattr(config, name) for name in config.sub_configs if hasattr(config, name))):
             for key, value in list(part.to_dict().items()):
-                if isinstance(value, float) and key.endswith(("dropout", "pdrop")):
+                if isinstance(value, float) and key.endswith(_RANDOM):
                     setattr(part, key, 0.0)  # log-probs must be the same in training and in scoring
     if head is Head.VALUE:
         config.num_labels = 1
@@ -109,9 +111,15 @@ def load_model(path: str, config: Any, head: Head) -> Model:
 
 
 def recompute_activations(model: Model) -> None:
-    """Keep only each layer's input in the forward pass. Transformers renamed the switch within version 5."""
+    """Keep only each layer's input in the forward pass. Transformers renamed the switch within version 5.
+
+    Layers look whether they are in training before they do it; what they hold stays as it was, and draws nothing.
+    """
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            module.training = True
 
 
 def tied_weights(model: Model) -> dict[str, str]:

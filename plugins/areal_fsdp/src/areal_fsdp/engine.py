@@ -118,7 +118,7 @@ class FSDPEngine(TrainerEngine):
         """Cut an empty model over tensor ranks, then over the others; fill it from rank 0, which alone read weights."""
         model, source, adapter_facts = _load(group, spec, layout)
         experts = replay_routing(model)
-        lora.select_trained(model.train(), frozen=spec.optimizer is None)
+        lora.select_trained(model.eval(), frozen=spec.optimizer is None)
         if self._config.activation_checkpointing:
             hf.recompute_activations(model)
         meshes = sharding.Meshes.of(layout, rank, self._config.replicas, device)

@@ -14,6 +14,7 @@ _EXPERTS_ON_FOUR = ("d4e4", "d2t2e2", "d2p2e2", "t2c2e2")
 
 ADAPTER = Adapter(
     models=("qwen3", "qwen2", "llama", "qwen3_moe"),
+    traits=("rope.linear", "rope.llama3"),
     dtypes=("float32", "bfloat16"),
     layouts=("d2", "t2", "c2", "p2", "d2e2", "t2e2", "c2e2", *_ON_FOUR, *_EXPERTS_ON_FOUR),
     options={"memory.activation_checkpointing": {"activation_checkpointing": "full"}},

@@ -16,6 +16,7 @@ from areal_core.contract.errors import ModelError
 from areal_core.contract.train import Head
 from areal_proof.second.vision import Vision
 
+_UNSCALED = ("default", "mrope")
 KINDS = ("llama", "qwen2", "qwen3", "qwen3_moe", "qwen2_5_vl")
 EMBEDDING, LM_HEAD, SCORE = "model.embed_tokens.weight", "lm_head.weight", "score"
 
@@ -111,8 +112,9 @@ def read_architecture(path: str, head: Head = Head.CAUSAL_LM) -> Architecture:
             fix="choose another backend, or another model",
         )
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    odd_layers = set(config.get("layer_types") or ()) - {"full_attention"}
-    if odd_layers or (rope.get("rope_type") or "default") != "default" or config.get("hidden_act") != "silu":
+    odd_layers = set(config.get("layer_types") or ()) - {"full_attention"} or config.get("use_sliding_window")
+    scaling = rope.get("rope_type") or rope.get("type") or "default"
+    if odd_layers or scaling not in _UNSCALED or config.get("hidden_act") != "silu":
         raise ModelError(
             f"model folder {path!r} is a variant of {kind} that this engine does not compute",
             why="it knows full attention, unscaled rotary positions and silu",

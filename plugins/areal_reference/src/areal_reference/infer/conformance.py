@@ -41,6 +41,8 @@ def _witness(engine: ReferenceInferenceEngine) -> Witness:
 ADAPTER = Adapter(
     witness=_witness,
     models=("qwen3", "qwen2", "llama"),
+    architectures=("qwen3_moe", "mistral", "mixtral", "qwen2_moe", "granite", "cohere", "glm4", "gpt2", "opt"),
+    traits=("rope.linear", "rope.yarn", "rope.llama3", "activation", "biases"),
     dtypes=("float32", "bfloat16"),
     thresholds=(
         Threshold(counts="prompt", at=7, options={"prefill_tokens": 7}),

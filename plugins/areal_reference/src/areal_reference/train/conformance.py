@@ -37,6 +37,8 @@ class ReferenceWitness:
 
 ADAPTER = Adapter(
     models=("qwen3", "qwen2", "llama", "qwen3_moe"),
+    architectures=("mistral", "mixtral", "qwen2_moe", "granite", "cohere", "glm4", "gpt2", "opt"),
+    traits=("rope.linear", "rope.dynamic", "rope.yarn", "rope.llama3", "activation", "biases"),
     dtypes=("float32", "bfloat16"),
     layouts=(),
     thresholds=(

@@ -73,7 +73,7 @@ class ReferenceTrainEngine(TrainerEngine):
         own_memory(model)
         lora.add_adapters(model, spec)
         experts = replay_routing(model)
-        parameters = lora.select_trained(model.train(), frozen=spec.optimizer is None)
+        parameters = lora.select_trained(model.eval(), frozen=spec.optimizer is None)
         if self.config.activation_checkpointing:
             hf.recompute_activations(model)
         autocast = None if dtype is torch.float32 else dtype

@@ -1,0 +1,57 @@
+"""Generators that take one family of models for another, or sample as a folder recommends.
+
+Knows: what each reads otherwise.
+Does not know: the checks beyond their names.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from areal_core.contract.inference import InferenceSpec
+from areal_proof.mutants.rows import before, breaking, given, row, then
+from areal_proof.mutants.zoo_parts import reads, says, takes_anything, turns, ungated, without_caps, without_window
+from areal_reference.infer.engine import ReferenceInferenceEngine
+
+breaks = breaking("infer/reference", ReferenceInferenceEngine)
+
+
+def _look(self: Any, spec: InferenceSpec) -> None:
+    """Remember whether the folder recommends how to sample."""
+    file = Path(spec.model_path, "generation_config.json")
+    self.recommends = file.is_file() and "top_k" in file.read_text()
+
+
+ROWS = breaks.rows(
+    row("ServesUsualTheta", "Turns by the usual theta, whatever config.json says.", "infer.zoo.llama",
+        start=reads(turns(rope_theta=10000.0))),
+    row("ServesUsualEpsilon", "Norms with the usual epsilon, whatever config.json says.", "infer.zoo.qwen2",
+        start=reads(says(rms_norm_eps=1e-6))),
+    row("SamplesAsRecommended", "Samples from as many tokens as generation_config.json recommends.",
+        "infer.zoo.qwen3", recommends=False, start=before(lambda self, spec: _look(self, spec)),
+        generate=given(sampling=lambda self, request: attrs.evolve(request.sampling, top_k=2) if self.recommends
+            else request.sampling)),
+    row("ServesGatesNormalised", "Normalises the gates of experts, whatever config.json says.",
+        "infer.zoo.qwen3_moe", start=reads(says(norm_topk_prob=True))),
+    row("ServesSharedUngated", "Adds the whole answer of shared experts.", "infer.zoo.qwen2_moe",
+        start=then(lambda self: ungated(self.running.loaded.model))),
+    row("ServesWithoutWindow", "Attends to everything where config.json names a window.", "infer.zoo.mistral",
+        start=takes_anything(without_window)),
+    row("OneExpertLess", "Asks one expert for each token, whatever config.json says.", "infer.zoo.mixtral",
+        start=reads(says(num_experts_per_tok=1))),
+    row("ServesUnscaled", "Does not divide the logits of families that do.", "infer.zoo.granite",
+        start=reads(says(logits_scaling=1.0))),
+    row("ServesScaleInverted", "Divides the logits by what they are to be multiplied by.", "infer.zoo.cohere",
+        start=reads(lambda config: says(logit_scale=1.0 / getattr(config, "logit_scale", 1.0))(config))),
+    row("ServesWholeHeadsTurned", "Turns all of a head where config.json names a part.", "infer.zoo.glm4",
+        start=reads(turns(partial_rotary_factor=1.0))),
+    row("ServesAnotherEpsilon", "Knows the epsilon of RMS norms, and no other.", "infer.zoo.gpt2",
+        start=reads(says(layer_norm_epsilon=1e-5))),
+    row("ServesAnotherActivation", "Takes every feed-forward layer for one of gelu.", "infer.zoo.opt",
+        start=reads(says(activation_function="gelu"))),
+    row("ServesWithoutCaps", "Computes a model of soft caps without them.", "infer.zoo.gemma2",
+        start=takes_anything(without_caps)),
+)  # fmt: skip
