@@ -63,6 +63,8 @@ class _LostBytes(_SpoiledBytes):
 
 TRAIN = Adapter(
     models=("qwen3", "qwen2", "llama"),
+    architectures=("qwen3_moe",),
+    traits=("biases",),
     dtypes=("float32", "bfloat16"),
     layouts=("d2", "t2", "d2t2", "d4"),
     thresholds=(Threshold(counts="logits", at=320, place="areal_proof.second.train.columns:CHUNK_LOGITS"),),
@@ -73,6 +75,7 @@ TRAIN = Adapter(
 INFER = Adapter(
     thresholds=(Threshold(counts="prompt", at=48), Threshold(counts="length", at=32)),  # it has none, and is slow
     models=("qwen3", "qwen2", "llama", "qwen3_moe", "qwen2_5_vl"),
+    traits=("biases",),
     dtypes=("float32", "bfloat16"),
     layouts=("t2", "t4", "p2", "t2p2"),
     options={"tools.parse": {"tool_parser": "hermes"}},
