@@ -30,8 +30,8 @@ def speak(monkeypatch: pytest.MonkeyPatch, role: str, spoken: tuple[int, int]) -
     monkeypatch.setattr(describe, "CONTRACT", table)
 
 
-def plugin(site: Path, contract: tuple[int, int]) -> None:
-    """Install a train backend `toy` written for a contract; its engine must never be imported."""
+def plugin(site: Path, contract: tuple[int, int] | tuple[tuple[int, int], ...]) -> None:
+    """Install a train backend `toy` written for a contract, or several; its engine must never be imported."""
     write_distribution(
         site,
         "areal-toy",
@@ -89,6 +89,29 @@ def test_who_is_left_behind_is_refused_with_both_versions(
     assert f"ContractMismatch: {what} [AREAL-E104]\n  why: {why}\n  fix: {fix}\n" in text
     if command == "backends":
         assert "contract mismatch" in text
+
+
+@pytest.mark.parametrize(("ours", "spoken"), [((1, 4), "1.4"), ((1, 6), "1.4"), ((2, 0), "2.0"), ((2, 1), "2.0")])
+def test_one_release_can_be_for_two_majors(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ours: tuple[int, int], spoken: str
+) -> None:
+    """The release in which a plugin and its users move to the next major: each core drives it by its own contract."""
+    plugin(site, ((1, 4), (2, 0)))
+    speak(monkeypatch, "train", ours)
+
+    assert "ContractMismatch: areal-toy" not in told(capsys, "backends", "--role", "train")
+    assert f"contract {spoken}, devices" in told(capsys, "backends", "toy")
+
+
+@pytest.mark.parametrize(("ours", "spoken"), [((1, 2), "2.0"), ((3, 0), "2.0")])
+def test_a_release_for_two_majors_is_refused_by_a_third(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ours: tuple[int, int], spoken: str
+) -> None:
+    """By the newest contract it speaks."""
+    plugin(site, ((1, 4), (2, 0)))
+    speak(monkeypatch, "train", ours)
+
+    assert f"ContractMismatch: areal-toy 3.2 speaks train contract {spoken}" in told(capsys, "backends", "toy")
 
 
 def test_a_plugin_of_the_same_major_is_driven_however_old(

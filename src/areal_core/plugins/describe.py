@@ -68,10 +68,9 @@ def check_manifest(manifest: Manifest, title: str, origin: str, distribution: st
     version: object = manifest.contract
     if not (isinstance(version, tuple) and len(version) == 2 and all(type(part) is int for part in version)):
         raise ManifestError(f"{title} has contract {version!r}", fix="write two integers, for example (1, 0)")
-    for words in (manifest.requires, manifest.devices, (manifest.summary,)):
-        for word in words:
-            if not isinstance(word, str):
-                raise ManifestError(f"{title} has {word!r} where a string belongs")
+    for word in (*manifest.requires, *manifest.devices, manifest.summary):
+        if not isinstance(word, str):
+            raise ManifestError(f"{title} has {word!r} where a string belongs")
     claims: object = manifest.claims
     if not isinstance(claims, Mapping):
         raise ManifestError(f"{title} has claims of type {type(claims).__name__}", fix="write a dict of claims")

@@ -12,33 +12,35 @@ Example, in `areal_fsdp/manifest.py`, named by the entry point `fsdp` of group `
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
-from attrs import Factory, field, frozen
+from attrs import Converter, Factory, field, frozen
 
 from areal_core.contract.errors import ManifestError
-from areal_core.contract.version import ROLES
+from areal_core.contract.version import ROLES, accepts
 from areal_core.plugins.claims import Claim
 
 
-def _words(values: Iterable[str]) -> tuple[str, ...]:
-    return (values,) if isinstance(values, str) else tuple(values)
+def _driven(given: Any, by: Any) -> Any:  # Any: what a plugin wrote, and its Manifest, of which only the role is there
+    several = isinstance(given, tuple) and {*map(type, given)} == {tuple}
+    return max(given, key=lambda one: (by.role in ROLES and accepts(by.role, one), one)) if several else given
 
 
 @frozen(kw_only=True)
 class Manifest:
     """What `areal backends` and the plan know of a plugin without importing its engine.
 
-    `factory` and `config` are `module:name` strings, resolved when the plugin is loaded:
-    the factory is called with one instance of the config class, or with nothing if `config` is None.
-    `requires` are requirement strings, checked by the probe; `extra` is named in the fix line.
-    `environment` is for an engine that runs under an interpreter of its own: the folder of its
-    recipe and locks as `package:folder`, for example `areal_vllm:locks`.
+    `contract` may be several, ((1, 4), (2, 0)), for one release that two majors of the core drive: it is then the
+    newest that this core drives. `factory` and `config` are `module:name` strings, resolved when the plugin is
+    loaded: the factory is called with one instance of the config class, or with nothing if `config` is None.
+    `requires` are requirement strings, checked by the probe; `extra` is named in the fix line. `environment` is for an
+    engine with an interpreter of its own: the folder of recipe and locks as `package:folder`, say `areal_vllm:locks`.
     """
 
     role: str = field()
     name: str
-    contract: tuple[int, int]
+    contract: tuple[int, int] = field(converter=Converter(_driven, takes_self=True))  # type: ignore[misc]  # mypy: functions only
     factory: str = field()
     config: str | None = None
     requires: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
@@ -56,6 +58,5 @@ class Manifest:
 
     @factory.validator
     def _has_module_and_name(self, _attribute: object, value: str) -> None:
-        module, _, name = value.partition(":")
-        if not (module and name):
+        if not all(value.partition(":")):
             raise ManifestError(f"factory {value!r} names no object", fix="write it as 'package.module:Name'")
