@@ -28,7 +28,7 @@ class Outcome(StrEnum):
     ERROR = "error"
     """The suite or the adapter broke; nothing is known about the backend."""
     INCONCLUSIVE = "inconclusive"
-    """The check could not be made: a fault never fired, or the adapter offers no witness."""
+    """The check could not be made: a fault never fired, the adapter offers no witness, the machine was overloaded."""
     KNOWN_FAIL = "known-fail"
     UNEXPECTED_PASS = "unexpected-pass"
     SKIP = "skip"

@@ -167,10 +167,10 @@ def _waiting(number: int) -> object:
 async def _running(bench: SchedulerBench, count: int) -> None:
     """Wait until the engine has so many generate calls at work."""
     worker = await bench.worker()
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + 10.0 * bench.target.adapter.patience
+    deadline = bench.deadline(10.0)
     while (running := (await worker.call("status", timeout_s=CALL_S)).num_running) != count:
-        expect(loop.time() < deadline, f"{running} calls are at work in the worker, expected {count}")
+        if not deadline.left():
+            raise deadline.late(f"{running} calls are at work in the worker, expected {count}")
 
 
 _CALLS = 8

@@ -15,7 +15,7 @@ from areal_conformance.check import Level, check
 from areal_conformance.checks.train.state import SCHEDULED, end_of, ends_equal, steps, without_effect
 from areal_conformance.oracles.spoil import files_at_most, tree
 from areal_conformance.oracles.train_compare import same
-from areal_conformance.outcome import Violation, expect, raises
+from areal_conformance.outcome import expect, raises
 from areal_core.contract.errors import ArealError, StorageError
 from areal_core.contract.optional import SupportsBackgroundState
 from areal_core.contract.train import TrainEngine
@@ -214,11 +214,11 @@ def _whole(engine: TrainEngine, path: Path) -> None:
 
 
 def _wait_written(bench: TrainBench, engine: TrainEngine) -> None:
-    limit_s = _PATIENCE_S * bench.target.adapter.patience
-    until = time.monotonic() + limit_s
+    deadline = bench.deadline(_PATIENCE_S)
     while not _able(engine).state_written():
-        if time.monotonic() > until:
-            raise Violation(f"state_written is still False {limit_s:g} s after begin_state of a tiny model")
+        if not deadline.left():
+            told = f"state_written is still False {deadline.limit_s:g} s after begin_state of a tiny model"
+            raise deadline.late(told)
         time.sleep(_LOOK_S)
 
 

@@ -188,12 +188,13 @@ def released(bench: TransportBench) -> None:
             except Exception as error:
                 return error, time.monotonic()
 
+        deadline = bench.deadline(ALONE_S / 2)
         ended = bench.at_once({"release": release, who: partial(timed, waiting[who])})
         outcome, when = _well(ended[who], who)
         gave_up(outcome, f"a {who} that waits", "after `release`")
-        limit = ALONE_S * bench.target.adapter.patience / 2
         passed = when - ended["release"]
-        expect(passed < limit, f"a {who} that waited ended {passed:.1f} s after `release`; it must not wait on")
+        if passed > deadline.limit_s:
+            raise deadline.late(f"a {who} that waited ended {passed:.1f} s after `release`; it must not wait on")
         for name, work in waiting.items():
             gave_up(bench.at_once({name: work})[name], f"a {name} that comes late", "after `release`")
         works_again(bench, controller, (sender, receiver, bench.transport()), f"a release that ended a {who}")

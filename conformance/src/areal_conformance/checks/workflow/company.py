@@ -214,10 +214,10 @@ async def _at(arrived: set[int], number: int, gate: asyncio.Event, _turn: int) -
 
 
 async def _until(bench: WorkflowBench, condition: Callable[[], bool], what: str) -> None:
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + 4.0 * bench.target.adapter.patience
+    deadline = bench.deadline(4.0)
     while not condition():
-        expect(loop.time() < deadline, what)
+        if not deadline.left():
+            raise deadline.late(what)
         await asyncio.sleep(0.001)
 
 
