@@ -1,0 +1,37 @@
+"""Generators that keep in half what must be float32.
+
+Knows: which numbers each rounds.
+Does not know: the checks beyond their names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from areal_proof.mutants.rows import after, breaking, gives, row, then
+from areal_reference.infer.engine import ReferenceInferenceEngine
+
+breaks = breaking("infer/reference", ReferenceInferenceEngine)
+
+
+def _half(numbers: Any) -> tuple[float, ...]:
+    return tuple(torch.tensor(list(numbers), dtype=torch.float32).half().float().tolist())
+
+
+def _narrow_cache(model: Any) -> None:
+    """Let keys and values be those of half precision, whatever the dtype of the run."""
+    for name, module in model.named_modules():
+        if name.endswith(("k_proj", "v_proj")):
+            module.register_forward_hook(lambda _module, _inputs, output: output.half().to(output.dtype))
+
+
+ROWS = breaks.rows(
+    row("BehaviourKeptInHalf", "Keeps the log-probs of tokens in float16 until they are returned.",
+        "infer.precision.logprobs", generate=gives(logprobs=lambda result: _half(result.logprobs))),
+    row("ScoresKeptInHalf", "Keeps scores in float16 until they are returned.", "infer.precision.scores",
+        score=after(lambda result: _half(result))),
+    row("CacheInHalf", "Caches keys and values in float16 in a float32 run.", "infer.precision.length",
+        start=then(lambda self: _narrow_cache(self.running.loaded.model))),
+)  # fmt: skip

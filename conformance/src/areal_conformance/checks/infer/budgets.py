@@ -1,0 +1,65 @@
+"""Budgets of precision of an inference engine: log-probs are float32, and cached keys and values what the run says.
+
+Knows: `probes.precision`, long outputs beside the float32 truth.
+Does not know: the values of log-probs one by one, which other checks compare.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from areal_conformance.benches.infer import InferBench
+from areal_conformance.check import Level, check
+from areal_conformance.outcome import expect
+from areal_conformance.probes.precision import GROWTH, fine
+
+SPEC = "infer#precision"
+MEAN = 2e-5
+"""Budget of log-probs in a float32 run: their mean error. float32 leaves 1e-6, keys and values kept in half 1e-4."""
+PROMPT = tuple(2 + (11 * place) % 61 for place in range(24))
+LENGTH = 96
+
+
+@check("infer.precision.logprobs", level=Level.SINGLE, law=1, spec=SPEC)
+async def logprobs(bench: InferBench) -> None:
+    """Log-probs of what is generated are taken in float32 whatever the dtype of the run: none was rounded to less."""
+    for dtype in bench.target.adapter.dtypes:
+        async with bench.engine(dtype=dtype) as engine:
+            given: list[float] = []
+            for request in bench.asks([PROMPT, PROMPT[:5]], temperature=1.0, max_new_tokens=48):
+                given += (await bench.generate(engine, request)).logprobs
+        fine(f"log-probs of a run in {dtype}", torch.tensor(given, dtype=torch.float32))
+
+
+@check("infer.precision.length", level=Level.SINGLE, law=1, spec=SPEC)
+async def length(bench: InferBench) -> None:
+    """Over a long output the error of log-probs stays within its budget and does not grow: nothing is kept in half."""
+    for dtype in bench.target.adapter.dtypes:
+        async with bench.engine(dtype=dtype) as engine:
+            request = bench.ask(*PROMPT, temperature=1.0, max_new_tokens=LENGTH)
+            result = await bench.generate(engine, request)
+        wanted = bench.oracle().logprobs(PROMPT, result.output_ids).double()
+        error = (torch.tensor(result.logprobs, dtype=torch.float64) - wanted).abs()
+        early, late = float(error[:32].mean()), float(error[-32:].mean())
+        bench.numbers[f"{dtype} early"], bench.numbers[f"{dtype} late"] = early, late
+        told = (
+            f"log-probs of a run in {dtype} err by {early:.2g} early in an output and by {late:.2g} after {LENGTH - 32}"
+        )
+        if dtype == "float32":
+            allowed = bench.tolerance(atol=MEAN).atol
+            expect(max(early, late) <= allowed, f"{told} tokens, on average; at most {allowed:g}")
+        else:
+            expect(late <= GROWTH * max(early, 2e-2), f"{told} tokens, at most {GROWTH:g} times as much")
+
+
+@check("infer.precision.scores", level=Level.SINGLE, law=1, spec="infer#scoring", requires=("scoring",))
+async def scores(bench: InferBench) -> None:
+    """Scores are taken in float32 whatever the dtype of the run: none was rounded to less."""
+    ids = (*PROMPT, *PROMPT[::-1], *PROMPT[::3], *PROMPT)
+    for dtype in bench.target.adapter.dtypes:
+        async with bench.engine(dtype=dtype) as engine:
+            scorer: Any = engine  # Any: an optional protocol
+            given = list(await scorer.score(ids, 1.0))
+        fine(f"scores of a run in {dtype}", torch.tensor(given[1:], dtype=torch.float32))
