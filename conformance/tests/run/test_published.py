@@ -192,7 +192,7 @@ def test_a_site_puts_reports_beside_each_other(
     assert "workflow.a: 1 fail, 1 pass" in titles
     assert "&lt;other&gt;" in page
     assert f"expired: workflow contract 1.2, now {NOW['workflow']}" in page
-    assert page.count("hash: no") == 1
+    assert page.count("does not hold") == 1
     assert "areal-toy 2.1" in page and "0123456789ab" in page
 
 

@@ -35,6 +35,8 @@ class Seal:
     record: Record
     sha256: str
     """Of the content as it is now."""
+    written: bool
+    """Whether the file has a hash at all."""
     faults: tuple[str, ...]
     """Why it does not hold, one sentence each; none: it is as it was written."""
     expired: str
@@ -69,7 +71,7 @@ def look_at(path: Path) -> Seal:
     again = closed(record, record.checks, record.seconds).verdict
     if again != record.verdict:
         faults.append(f"its verdict is {record.verdict!r}, its checks amount to {again!r}")
-    return Seal(record=record, sha256=found, faults=tuple(faults), expired=expired(record))
+    return Seal(record=record, sha256=found, written=bool(written), faults=tuple(faults), expired=expired(record))
 
 
 def expired(record: Record) -> str:

@@ -114,7 +114,8 @@ def _told(entry: Entry) -> Mapping[str, str]:
     record, seal = entry.record, entry.seal
     verdict = f"<span class={record.verdict}>{escape(record.verdict)}</span>"
     if seal.faults:
-        verdict += f"<br><span class=broken title='{escape('; '.join(seal.faults), quote=True)}'>hash: no</span>"
+        kind, told = ("broken", "does not hold") if seal.written else ("", "no hash")
+        verdict += f"<br><span class='{kind}' title='{escape('; '.join(seal.faults), quote=True)}'>{told}</span>"
     contract = escape(record.subject.contract)
     if seal.expired:
         contract += f"<br><span class=expired>expired: {escape(seal.expired)}</span>"
