@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from areal_conformance.checks.train.budgets import COAST, coasting, off_course
+from areal_conformance.oracles.coasting import COAST, coasting, off_course
 from areal_conformance.outcome import Inconclusive, Violation
 from areal_conformance.probes.precision import fine, relative
 

@@ -9,11 +9,9 @@ Does not know: the values of columns and steps, which other checks compare.
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +20,7 @@ from areal_conformance.benches.models import sharpen
 from areal_conformance.benches.train import TrainBench, read_folder
 from areal_conformance.check import Level, check
 from areal_conformance.oracles.adapters import write_adapter
+from areal_conformance.oracles.coasting import COAST, NOTHING, QUICK_BETAS, coasting, off_course
 from areal_conformance.oracles.train import Oracle
 from areal_conformance.oracles.train_compare import SCORES
 from areal_conformance.outcome import expect
@@ -31,13 +30,9 @@ from areal_torch.testing.objectives import PolicyGradient, ValueRegression
 
 SPEC = "train#precision"
 _check = partial(check, level=Level.SINGLE, law=6, spec=SPEC)
-_BETAS: Any = (0.9, 0.95)  # Any: the converter of `betas` has no type
-DECAY = OptimizerSpec(lr=1e-2, betas=_BETAS, eps=1e-8, weight_decay=0.04, max_grad_norm=0.0)
+DECAY = OptimizerSpec(lr=1e-2, betas=QUICK_BETAS, eps=1e-8, weight_decay=0.04, max_grad_norm=0.0)
 """Every step without a gradient leaves 0.9996 of each weight: less than half of bfloat16's last bit."""
-COAST = OptimizerSpec(lr=1e-2, betas=_BETAS, eps=1e-12, weight_decay=0.0, max_grad_norm=0.0)
-"""After one step with a gradient, steps without one move each weight by what is left of its moments."""
 STEPS = 32
-NOTHING = PolicyGradient(entropy=0.0)
 
 
 @_check("train.precision.columns", law=1)
@@ -176,28 +171,3 @@ def coasts(
             bench.numbers[f"{told}, after {step}"] = error
             what = f"{told}, {step} steps by moments alone err by {error:.2g} of the way"
             expect(error <= MOMENTS, f"{what}, at most {MOMENTS:g}: moments are kept coarsely, or another formula's")
-
-
-def coasting(steps: int) -> float:
-    """Return how far so many steps without a gradient move a weight, as a multiple of the learning rate."""
-    beta1, beta2 = COAST.betas
-    total = 0.0
-    for step in range(2, steps + 2):
-        one = beta1 ** (step - 1) * (1.0 - beta1) / (1.0 - beta1**step)
-        two = beta2 ** (step - 1) * (1.0 - beta2) / (1.0 - beta2**step)
-        total += one / math.sqrt(two)
-    return total
-
-
-def off_course(
-    before: Mapping[str, Tensor], first: Mapping[str, Tensor], now: Mapping[str, Tensor], wanted: float
-) -> float:
-    """Return the largest relative error of the way since the first step, of weights that it moved by the whole rate."""
-    worst = 0.0
-    for name, tensor in now.items():
-        began = first[name].double() - before[name].double()
-        moved = (began.abs() / COAST.lr - 1.0).abs() < 1e-4
-        way = (tensor.double() - first[name].double())[moved] / (began.sign()[moved] * COAST.lr)
-        if len(way):
-            worst = max(worst, float((way / wanted - 1.0).abs().max()))
-    return worst
