@@ -102,6 +102,26 @@ class Threshold:
     place: str = ""
 
 
+@frozen(kw_only=True)
+class Variant:
+    """Options under which checks are made again, for they must change what they say and nothing else.
+
+    Variant(options={"backing": "file"}, shows=where_it_lies)
+    Variant(options={"stages_per_rank": 2}, layouts=("p2",), model={"layers": 4})
+    """
+
+    options: Mapping[str, Any]
+    shows: Callable[[Any], Any] | None = None
+    """Given what was built, a started engine or another plugin, with these options and once without: what they do, as
+    anything that can be compared. It must differ. May be a coroutine function. Any: the role decides."""
+    checks: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
+    """Ids of more checks to make again than those every variant gets."""
+    layouts: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
+    """Of a trainer: layouts of two ranks on which they mean something; none are for one rank."""
+    model: Mapping[str, Any] = Factory(dict)
+    """Of a trainer on such a layout: arguments of `make_tiny_model`. Any: they are numbers and words."""
+
+
 def _build(case: Case) -> Any:
     return case.make(case.options)
 
@@ -140,6 +160,11 @@ class Adapter:
     """`module:attribute` of every private place of its engine the plugin hooks into; each must still be there."""
     thresholds: tuple[Threshold, ...] = field(default=(), converter=tuple[Threshold, ...])
     """Sizes at which it goes another way. Without one, checks cross a size that real work crosses, where they can."""
+    variants: Mapping[str, Variant] = Factory(dict)
+    """Options that checks are made again with, by a name for messages."""
+    without_effect: Mapping[str, str] = Factory(dict)
+    """Option -> why no variant has it: what it changes is speed, waiting, or seen nowhere here. With variants, every
+    option of the config class is in one, in `options`, in a threshold, or here."""
     rows: tuple[Mapping[str, Any], ...] = field(
         default=({"prompt": "stone>", "answer": "enots"}, {"prompt": "abacab>", "answer": "bacaba"}),
         converter=tuple[Mapping[str, Any], ...],

@@ -170,7 +170,9 @@ class Session:
 
     def _bench(self, role: str) -> Bench:
         if role not in self._benches:
-            self._benches[role] = self._make_bench(role, self.target)
+            bench = self._make_bench(role, self.target)
+            bench.find = partial(_found, bench)
+            self._benches[role] = bench
         return self._benches[role]
 
     def _abandon(self) -> None:
@@ -212,6 +214,18 @@ def _missed(told: str, *, starved: bool) -> tuple[Outcome, str]:
 def _starved(error: BaseException, deadline: Deadline) -> bool:
     """Whether a failure is that of a busy machine: a deadline of ours cut short, or a limit of the backend's own."""
     return any(one.starved if isinstance(one, Late) else deadline.starved for one in of_time(error))
+
+
+def _found(bench: Bench, key: str) -> Check | None:
+    """Return a check of the bench's role that its target must pass as it is now, None for another.
+
+    Raises:
+        HarnessError: there is no such check.
+    """
+    found = next((check for check in checks_of(bench.target.role) if check.id == key), None)
+    if found is None:
+        raise HarnessError(f"a variant of the adapter names {key!r}, which is no check of {bench.target.role}")
+    return found if skipped(found, bench.target) is None else None
 
 
 def _law(number: int, message: str) -> str:

@@ -37,6 +37,8 @@ class Bench:
         self.target = target
         self.notes: list[str] = []
         self.numbers: dict[str, float] = {}
+        self.find: Callable[[str], Check | None] = lambda _id: None
+        """Gives another check of the role, None where it is not the target's business. The session's."""
         self._check: Check | None = None
         self._root = Path(tempfile.mkdtemp(prefix="areal-conformance-"))
         self._count = 0
@@ -60,6 +62,12 @@ class Bench:
         self._check = check
         self._count += 1
         self.notes, self.numbers = [], {}
+
+    @property
+    def check(self) -> Check:
+        """Return the check under way."""
+        assert self._check is not None
+        return self._check
 
     async def end(self, *, passed: bool) -> None:
         """Called after each check, in the loop that ran it: let go of what that check started."""
@@ -119,6 +127,17 @@ class Bench:
                 yield tuple(sorted({size for one in found for size in around(one.at)}))
             finally:
                 self.target = whole
+
+    @contextlib.contextmanager
+    def varied(self, variant: str) -> Iterator[None]:
+        """Let what is built have the options of one of the adapter's variants; "" names none."""
+        whole = self.target
+        if variant:
+            self.target = whole.varied(whole.adapter.variants[variant].options)
+        try:
+            yield
+        finally:
+            self.target = whole
 
     @contextlib.contextmanager
     def suffering(self, fault: Fault) -> Iterator[Fault]:

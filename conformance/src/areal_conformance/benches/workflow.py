@@ -27,6 +27,7 @@ from transformers import PreTrainedTokenizerFast
 
 from areal_conformance.benches.base import Bench
 from areal_conformance.outcome import Inconclusive, Violation, expect
+from areal_conformance.target import Target
 from areal_core.contract.data import Episode, StopReason, Trajectory
 from areal_core.contract.errors import BatchError
 from areal_core.contract.ids import GroupId, TaskId
@@ -210,12 +211,13 @@ class WorkflowBench(Bench):
     """One workflow instance for all checks of a session of the suite: it serves every episode of a run."""
 
     _workflow: RolloutWorkflow | None = None
+    _of: Target | None = None
 
     @property
     def workflow(self) -> RolloutWorkflow:
         """Return the workflow, the same for every check."""
-        if self._workflow is None:
-            self._workflow = self.fresh()
+        if self._workflow is None or self._of is not self.target:
+            self._workflow, self._of = self.fresh(), self.target
         return self._workflow
 
     def fresh(self) -> RolloutWorkflow:

@@ -63,6 +63,11 @@ def answered(bench: TrainBench, program: str, *, letter: str = "", **arguments: 
         yield layout, bench.on_ranks(program, 2, layout=layout, **arguments)
 
 
+def layout_of(text: str) -> dict[str, int]:
+    """Return a layout written as in a backend string."""
+    return dict(parse_backend(f"any:{text}").layout)
+
+
 def alone_on(letter: str, world_size: int) -> dict[str, int]:
     """Return the layout in which one axis takes all ranks; experts are shared by data ranks."""
     if letter == "e":
@@ -79,7 +84,7 @@ def _claimed(bench: TrainBench, world_size: int) -> list[dict[str, int]]:
     """Return the adapter's layouts of that many ranks of which every axis is claimed."""
     found = []
     for text in bench.target.adapter.layouts:
-        layout = dict(parse_backend(f"any:{text}").layout)
+        layout = layout_of(text)
         fits = math.prod(degree for axis, degree in layout.items() if axis != "e") == world_size
         if fits and all(bench.target.claimed(CLAIMS[axis]) for axis, degree in layout.items() if degree > 1):
             found.append(layout)

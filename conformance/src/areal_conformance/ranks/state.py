@@ -28,12 +28,24 @@ _SCHEDULE = attrs.evolve(OPTIMIZER, schedule="linear", warmup_steps=2, total_ste
 """Warm-up and decay, so that a step count that is lost shows in the learning rate."""
 
 
-def exact(bench: RankBench, layout: dict[str, int], rows: Rows) -> dict[str, Any]:
+def exact(
+    bench: RankBench,
+    layout: dict[str, int],
+    rows: Rows,
+    *,
+    model: dict[str, Any] | None = None,
+    variant: str = "",
+) -> dict[str, Any]:
     """Save after two steps; make two more; load into the same engine, then into a new one, and make them again."""
+    with bench.varied(variant):
+        return _exact(bench, layout, rows, bench.model(**(model or {})))
+
+
+def _exact(bench: RankBench, layout: dict[str, int], rows: Rows, folder: Path) -> dict[str, Any]:
     first, second = bench.batch(SHAPES), bench.batch(SHAPES, seed=1)
     path = bench.folder / f"state-{named(layout)}"
     out: dict[str, Any] = {}
-    with bench.engine(layout=layout, optimizer=_SCHEDULE) as engine:
+    with bench.engine(model=folder, layout=layout, optimizer=_SCHEDULE) as engine:
         mine, other = shard(bench, first, rows), shard(bench, second, rows)
         engine.version = 5
         _steps(engine, [mine, mine])
@@ -48,7 +60,7 @@ def exact(bench: RankBench, layout: dict[str, int], rows: Rows) -> dict[str, Any
         out["loaded_gap"] = gap(saved, bench.sent(engine))
         out["same_engine"] = _steps(engine, [other, mine])
         out["same_gap"] = gap(end, bench.sent(engine))
-    with bench.engine(layout=layout, optimizer=_SCHEDULE, seed=99) as engine:
+    with bench.engine(model=folder, layout=layout, optimizer=_SCHEDULE, seed=99) as engine:
         _steps(engine, [other])
         engine.load_state(path)
         out["new_version"] = engine.version

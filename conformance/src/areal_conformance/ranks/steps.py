@@ -47,6 +47,7 @@ def train(
     meet: bool = False,
     shapes: list[list[int]] | None = None,
     small: str = "",
+    variant: str = "",
 ) -> dict[str, Any]:
     """Make one step per plan; on rank 0 tell also what one rank made of the same batches.
 
@@ -56,6 +57,7 @@ def train(
         meet: whether ranks wait for each other between steps, so that one that hangs is seen at once.
         shapes: prompt and generated tokens of each sequence, instead of SHAPES.
         small: what the thresholds count that are made small on several ranks; one rank by itself has them as they are.
+        variant: whose options several ranks have; one rank by itself has none.
     """
     fields = {**(spec or {}), "optimizer": attrs.evolve(OPTIMIZER, **(optimizer or {}))}
     folder = bench.model(**(model or {}))
@@ -66,7 +68,7 @@ def train(
         )
         for number in range(len(plans))
     ]
-    with bench.crossing(small), bench.engine(model=folder, layout=layout, **fields) as engine:
+    with bench.varied(variant), bench.crossing(small), bench.engine(model=folder, layout=layout, **fields) as engine:
         out = placed(bench)
         out["reports"] = []
         for plan, batch in zip(plans, batches, strict=True):
@@ -96,14 +98,22 @@ def train(
 
 
 def scores(
-    bench: RankBench, layout: dict[str, int], rows: Rows, *, outputs: list[str], spec: dict[str, Any] | None = None
+    bench: RankBench,
+    layout: dict[str, int],
+    rows: Rows,
+    *,
+    outputs: list[str],
+    spec: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
+    variant: str = "",
 ) -> dict[str, Any]:
-    """Score shards before and after a step; rank 0 tells what one rank gives for the whole batch."""
+    """Score shards before and after a step; rank 0 tells what one rank, no variant, gives for the whole batch."""
+    folder = bench.model(**(model or {}))
     batch = bench.batch(SHAPES)
     wanted = frozenset(Output(name) for name in outputs)
     objective = OBJECTIVES["values" if Output.VALUES in wanted else "gain"]
     out: dict[str, Any] = {}
-    with bench.engine(layout=layout, **(spec or {})) as engine:
+    with bench.varied(variant), bench.engine(model=folder, layout=layout, **(spec or {})) as engine:
         mine = shard(bench, batch, rows)
         out["rows"] = mine_of(bench, rows)
         for moment in ("before", "after"):
@@ -114,7 +124,7 @@ def scores(
             engine.train_step(mine, objective())
     if bench.rank != 0:
         return out
-    with bench.by_itself(), bench.engine(**(spec or {})) as engine:
+    with bench.by_itself(), bench.engine(model=folder, **(spec or {})) as engine:
         whole = batch.select(union_of(rows))
         for moment in ("before", "after"):
             scored = engine.forward(whole, wanted)

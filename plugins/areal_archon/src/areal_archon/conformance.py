@@ -6,11 +6,13 @@ Does not know: any check.
 
 from __future__ import annotations
 
-from areal_conformance.adapter import Adapter, Threshold
+from areal_conformance.adapter import Adapter, Threshold, Variant
 from areal_torch.testing.witness import StageWitness
 
 _ON_FOUR = ("d4", "d2t2", "d2c2", "d2p2", "t2c2", "t2p2", "c2p2")
 _EXPERTS_ON_FOUR = ("d4e2", "d4e4", "d2t2e2", "d2c2e4", "d2p2e2", "t2c2e2")
+_FOUR = {"layers": 4, "tied": False}
+"""Model of a pipeline with several stages on each rank."""
 
 ADAPTER = Adapter(
     models=("qwen3", "qwen2", "llama", "qwen3_moe"),
@@ -19,6 +21,24 @@ ADAPTER = Adapter(
     layouts=("d2", "t2", "c2", "p2", "d2e2", "c2e2", *_ON_FOUR, *_EXPERTS_ON_FOUR),
     options={"memory.activation_checkpointing": {"activation_checkpointing": "full", "wrap": "layer"}},
     witness=StageWitness,
+    variants={
+        "layers": Variant(options={"wrap": "layer", "reshard_after_forward": "always"}),
+        "kept": Variant(options={"wrap": "layer", "reshard_after_forward": "never", "reduce_every_microbatch": False}),
+        "products_kept": Variant(options={"activation_checkpointing": "selective"}),
+        "whole_sequences": Variant(options={"sequence_parallel": False}, layouts=("t2",)),
+        "interleaved": Variant(
+            options={"pipeline_schedule": "Interleaved1F1B", "stages_per_rank": 2}, layouts=("p2",), model=_FOUR
+        ),
+        "zero_bubble": Variant(
+            options={"pipeline_schedule": "ZBVZeroBubble", "stages_per_rank": 2}, layouts=("p2",), model=_FOUR
+        ),
+    },
+    without_effect={
+        "compile": "the same layers, compiled: a minute for each start, and tests of areal-archon do it",
+        "compile_backend": "as `compile`",
+        "fp8": "it changes the numbers, as much as eight bits do; tests of areal-archon bound by how much",
+        "fp8_emulate": "as `fp8`",
+    },
     thresholds=(
         Threshold(counts="logits", at=320, place="areal_torch.logprobs:CHUNK_ELEMENTS"),
         Threshold(counts="logits", at=640, place="areal_torch.logprobs:KEEP_ELEMENTS"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from areal_conformance.adapter import Adapter, Threshold
+from areal_conformance.adapter import Adapter, Threshold, Variant
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +36,13 @@ class FSDPWitness:
         return found
 
 
+def _units(engine: Any) -> int:  # Any: an engine
+    """Return how many parts of the model are gathered one at a time."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return sum(isinstance(module, FSDPModule) for module in engine.trainer.model.root.modules())
+
+
 ADAPTER = Adapter(
     models=("qwen3", "qwen2", "llama", "qwen3_moe"),
     architectures=("mistral", "mixtral", "qwen2_moe", "granite", "cohere", "glm4", "gpt2", "opt"),
@@ -44,6 +51,20 @@ ADAPTER = Adapter(
     layouts=("d2", "t2", "c2", "d4", "d2t2", "d2c2", "c2t2"),
     options={"memory.activation_checkpointing": {"activation_checkpointing": True, "wrap": "layer"}},
     witness=FSDPWitness,
+    variants={
+        "layers": Variant(options={"wrap": "layer"}, shows=_units),
+        "kept": Variant(options={"wrap": "layer", "reshard_after_forward": False, "reduce_every_microbatch": False}),
+        "layers_of_two": Variant(
+            options={"wrap": "layer", "reshard_after_forward": False, "reduce_every_microbatch": False},
+            layouts=("d2", "t2", "c2"),
+        ),
+        "replicas": Variant(options={"replicas": 2}, layouts=("d2",)),
+    },
+    without_effect={
+        "cpu_offload": "on a CPU everything is in host memory",
+        "compile": "the same layers, compiled: half a minute for each start, and tests of areal-fsdp do it",
+        "compile_backend": "as `compile`",
+    },
     thresholds=(
         Threshold(counts="logits", at=320, place="areal_torch.logprobs:CHUNK_ELEMENTS"),
         Threshold(counts="logits", at=640, place="areal_torch.logprobs:KEEP_ELEMENTS"),

@@ -6,7 +6,7 @@ Does not know: any check.
 
 from __future__ import annotations
 
-from areal_conformance.adapter import Adapter, Threshold
+from areal_conformance.adapter import Adapter, Threshold, Variant
 from areal_torch.testing.witness import StageWitness
 
 _ON_FOUR = ("d2t2", "d2c2", "d2p2", "t2c2", "t2p2", "c2p2")
@@ -19,6 +19,13 @@ ADAPTER = Adapter(
     layouts=("d2", "t2", "c2", "p2", "d2e2", "t2e2", "c2e2", *_ON_FOUR, *_EXPERTS_ON_FOUR),
     options={"memory.activation_checkpointing": {"activation_checkpointing": "full"}},
     witness=StageWitness,
+    variants={
+        "attention_again": Variant(options={"activation_checkpointing": "selective"}),
+        "masters_alone": Variant(options={"distributed_optimizer": True}),
+        "masters_shared": Variant(options={"distributed_optimizer": True}, layouts=("d2", "c2")),
+        "interleaved": Variant(options={"virtual": 2}, layouts=("p2",), model={"layers": 4}),
+        "columns_of_experts": Variant(options={"expert_tensor": 2}, layouts=("d2",), model={"kind": "qwen3_moe"}),
+    },
     thresholds=(
         Threshold(counts="logits", at=320, place="areal_torch.logprobs:CHUNK_ELEMENTS"),
         Threshold(counts="logits", at=640, place="areal_torch.logprobs:KEEP_ELEMENTS"),

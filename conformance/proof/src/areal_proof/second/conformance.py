@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from areal_conformance.adapter import Adapter, Threshold
+from areal_conformance.adapter import Adapter, Threshold, Variant
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,6 +62,7 @@ class _LostBytes(_SpoiledBytes):
 
 
 TRAIN = Adapter(
+    variants={"recomputed": Variant(options={"activation_checkpointing": True}, layouts=("d2", "t2"))},
     models=("qwen3", "qwen2", "llama"),
     architectures=("qwen3_moe",),
     traits=("biases",),

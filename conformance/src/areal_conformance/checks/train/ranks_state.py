@@ -42,17 +42,8 @@ _background = partial(
 @_check("train.ranks.state.exact")
 def exact(bench: TrainBench) -> None:
     """On the same ranks a loaded state gives the same next steps, bit for bit, in this engine and in a new one."""
-    for layout, answers in answered(bench, f"{_STATE}:exact", rows=UNEVEN):
-        for rank, answer in enumerate(answers):
-            where = f"layout {named(layout)}, rank {rank}"
-            for key in ("version", "new_version"):
-                expect(answer[key] == 5, f"{where}: after load_state version is {answer[key]}, 5 was saved")
-            _as_after_save(where, answer)
-        for key in ("loaded_gap", "same_gap", "new_gap"):
-            no_gap(answers[0][key], f"layout {named(layout)}: {key}")
-        seen = answers[0]["after_save"]
-        what = f"layout {named(layout)}: save_state returned on some rank before the state was there: {seen}"
-        expect(all(seen), what)
+    for layout in layouts(bench):
+        same_after_load(bench, layout)
 
 
 @_check("train.ranks.state.random")
@@ -195,6 +186,21 @@ def _on(bench: TrainBench, program: str, layout: dict[str, int], path: str, apar
     """Run a program on the ranks of a layout: one, or two. Any: plain json."""
     size = 1 if layout == {"d": 1} else 2
     return bench.on_ranks(f"{_STATE}:{program}", size, apart_s=apart_s, layout=layout, rows=UNEVEN, path=path)
+
+
+def same_after_load(bench: TrainBench, layout: dict[str, int], **arguments: Any) -> None:
+    """Expect the steps after a load to be those after the save. Any: arguments of the program."""
+    answers = bench.on_ranks(f"{_STATE}:exact", 2, layout=layout, rows=UNEVEN, **arguments)
+    for rank, answer in enumerate(answers):
+        where = f"layout {named(layout)}, rank {rank}"
+        for key in ("version", "new_version"):
+            expect(answer[key] == 5, f"{where}: after load_state version is {answer[key]}, 5 was saved")
+        _as_after_save(where, answer)
+    for key in ("loaded_gap", "same_gap", "new_gap"):
+        no_gap(answers[0][key], f"layout {named(layout)}: {key}")
+    seen = answers[0]["after_save"]
+    what = f"layout {named(layout)}: save_state returned on some rank before the state was there: {seen}"
+    expect(all(seen), what)
 
 
 def _as_after_save(where: str, answer: dict[str, Any]) -> None:  # Any: plain json

@@ -115,7 +115,7 @@ def report_alike(bench: TrainBench) -> None:
 def as_one(bench: TrainBench, arguments: dict[str, Any]) -> None:
     """Several ranks train as one."""
     for layout in layouts(bench):
-        _as_one(bench, layout, **arguments)
+        as_on_one_rank(bench, layout, **arguments)
 
 
 @_check("train.ranks.untied")
@@ -123,15 +123,15 @@ def untied(bench: TrainBench) -> None:
     """A model with a head of its own, and a vocabulary no number of ranks divides, trains as on one rank."""
     for layout in layouts(bench):
         model = {"tied": False, "vocab_size": 67 if set(layout) == {"d"} else 68}
-        _as_one(bench, layout, plans=[EVEN, UNEVEN], model=model)
+        as_on_one_rank(bench, layout, plans=[EVEN, UNEVEN], model=model)
 
 
 @_check("train.ranks.value_head", requires=(*_DATA, "head.value"))
 def value_head(bench: TrainBench) -> None:
     """A critic on several ranks learns and estimates as on one rank."""
     for layout in layouts(bench):
-        _as_one(bench, layout, plans=[EVEN, UNEVEN], spec={"head": "value"}, objective="values")
-        _scores_as_one(bench, layout, FEW, ["values"], spec={"head": "value"})
+        as_on_one_rank(bench, layout, plans=[EVEN, UNEVEN], spec={"head": "value"}, objective="values")
+        scored_as_on_one_rank(bench, layout, FEW, ["values"], spec={"head": "value"})
 
 
 @_check("train.ranks.late", law=9, spec="train#TrainEngine")
@@ -139,7 +139,7 @@ def late(bench: TrainBench) -> None:
     """A rank that is called later than the others is waited for, within the timeout, and nothing changes."""
     for layout in layouts(bench):
         for rank in (0, 1):
-            _as_one(bench, layout, plans=[EVEN, UNEVEN], late=rank)
+            as_on_one_rank(bench, layout, plans=[EVEN, UNEVEN], late=rank)
 
 
 @_check("train.ranks.forward", spec="train#forward")
@@ -147,7 +147,7 @@ def forward(bench: TrainBench) -> None:
     """`forward` returns this rank's shard, in its order, with one rank's columns, before and after a step."""
     for layout in layouts(bench):
         for rows in ([[5, 0, 2], [1, 7, 6, 3, 4]], NOTHING_ON_LAST, NOTHING_ON_FIRST):
-            _scores_as_one(bench, layout, rows, ["logprobs", "entropy"], spec={"max_tokens_per_microbatch": 30})
+            scored_as_on_one_rank(bench, layout, rows, ["logprobs", "entropy"], spec={"max_tokens_per_microbatch": 30})
 
 
 @_check("train.ranks.not_finite", spec="train#TrainReport", deadline_s=40.0)
@@ -211,7 +211,7 @@ def loopback(bench: TrainBench) -> None:
             expect(not wild, f"layout {named(layout)}: rank {rank} listens on {wild}, that is on every interface")
 
 
-def _as_one(
+def as_on_one_rank(
     bench: TrainBench, layout: dict[str, int], *, plans: list[Any], apart_s: float = 15.0, **arguments: Any
 ) -> None:
     """Expect steps on several ranks to be those of one rank. Any: arguments of the program."""
@@ -223,10 +223,11 @@ def _as_one(
     same_weights(bench, layout, answers[0], f"shards {plans}")
 
 
-def _scores_as_one(
-    bench: TrainBench, layout: dict[str, int], rows: list[list[int]], outputs: list[str], spec: dict[str, Any]
+def scored_as_on_one_rank(
+    bench: TrainBench, layout: dict[str, int], rows: list[list[int]], outputs: list[str], **arguments: Any
 ) -> None:
-    given: dict[str, Any] = {"layout": layout, "rows": rows, "outputs": outputs, "spec": spec}
+    """Expect scores on several ranks to be those of one rank. Any: arguments of the program."""
+    given: dict[str, Any] = {"layout": layout, "rows": rows, "outputs": outputs, **arguments}
     answers = bench.on_ranks("areal_conformance.ranks.steps:scores", 2, apart_s=APART_S, **given)
     order = answers[0]["order"]
     for rank, answer in enumerate(answers):

@@ -6,10 +6,11 @@ Does not know: any check.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from areal_conformance.adapter import Adapter, Threshold, Witness
+from areal_conformance.adapter import Adapter, Threshold, Variant, Witness
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +35,25 @@ class LoadedTensors:
         return found
 
 
+async def _run_at_once(engine: ReferenceInferenceEngine) -> int:
+    """Return how many of four requests run while the others wait for room in the cache."""
+    from areal_torch.testing.serving import ask
+
+    sampling: dict[str, Any] = {"max_new_tokens": 4000, "temperature": 1.0}
+    calls = [asyncio.ensure_future(engine.generate(ask(5, n, name=f"r{n}", **sampling))) for n in range(2, 6)]
+    try:
+        async with asyncio.timeout(60.0):
+            while True:
+                status = await engine.status()
+                if status.num_running and status.num_running + status.num_waiting == len(calls):
+                    return status.num_running
+                await asyncio.sleep(0)
+    finally:
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+
 def _witness(engine: ReferenceInferenceEngine) -> Witness:
     return LoadedTensors(engine)
 
@@ -49,6 +69,7 @@ ADAPTER = Adapter(
         Threshold(counts="length", at=64),
         Threshold(counts="requests", at=8),
     ),
+    variants={"small_cache": Variant(options={"cache_gib": 1e-3}, shows=_run_at_once)},
     options={
         "deterministic": {"deterministic": True},
         "weights.kv_kept": {"kv_on_update": "keep"},

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from areal_conformance.adapter import Adapter, Threshold
+from areal_conformance.adapter import Adapter, Threshold, Variant
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +35,13 @@ class ReferenceWitness:
         return found
 
 
+def _computes_again(engine: Any) -> bool:
+    """Return whether layers keep only what goes into them."""
+    return bool(engine.trainer.model.packed.hf.is_gradient_checkpointing)
+
+
 ADAPTER = Adapter(
+    variants={"recomputed": Variant(options={"activation_checkpointing": True}, shows=_computes_again)},
     models=("qwen3", "qwen2", "llama", "qwen3_moe"),
     architectures=("mistral", "mixtral", "qwen2_moe", "granite", "cohere", "glm4", "gpt2", "opt"),
     traits=("rope.linear", "rope.dynamic", "rope.yarn", "rope.llama3", "activation", "biases"),

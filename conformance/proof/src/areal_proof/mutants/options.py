@@ -1,0 +1,103 @@
+"""Backends that accept an option and do not obey it, or go wrong only where one is set.
+
+Knows: which options the reference backends have variants of.
+Does not know: which checks are made with them, beyond their names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from areal_conformance.adapter import Variant
+from areal_conformance.target import Target
+from areal_core.contract.data import Trajectory
+from areal_core.contract.inference import GenerationRequest
+from areal_local.transports.disk import DiskTransport
+from areal_local.transports.shm import ShmTransport
+from areal_proof.mutants import mutant
+from areal_proof.mutants.rows import breaking, gives, row, then
+from areal_proof.mutants.train_ranks import Sharing, _Averaged
+from areal_proof.mutants.workflow_parts import Bent
+from areal_proof.second.train.engine import Started
+from areal_reference.infer.config import ReferenceInferenceConfig
+from areal_reference.infer.engine import ReferenceInferenceEngine
+from areal_reference.train.config import ReferenceTrainConfig
+from areal_reference.train.engine import ReferenceTrainEngine
+from areal_tasks.workflows.single_turn import SingleTurnConfig, SingleTurnWorkflow
+
+_SMALL_GIB = 0.01
+_KEPT = 8
+
+
+TRAIN_ROWS = breaking("train/reference", ReferenceTrainEngine).rows(
+    row("CheckpointingIgnored", "Takes the option activation_checkpointing, and keeps all activations.",
+        "train.options.shown",
+        __init__=lambda original: original(ReferenceTrainConfig())),
+    row("UnclippedWhereComputedAgain", "Clips no gradient where activations are recomputed.",
+        "train.options.checks",
+        start=lambda original, self, spec, rank: original(_unclipped(spec) if self.config.activation_checkpointing
+            else spec, rank)),
+)  # fmt: skip
+
+
+def _unclipped(spec: Any) -> Any:  # Any: a TrainSpec
+    optimizer = None if spec.optimizer is None else attrs.evolve(spec.optimizer, max_grad_norm=0.0)
+    return attrs.evolve(spec, optimizer=optimizer)
+
+
+@mutant("train/second", killers=("train.options.ranks",), ranks=2)
+class AveragedWhereComputedAgain(Sharing):
+    """Of several ranks that recompute activations, gradients are divided by the number of ranks."""
+
+    def spoil(self, here: Started) -> None:
+        """Put other ranks in their place."""
+        if here.columns.network.recompute:
+            self.started = attrs.evolve(here, ranks=_Averaged(**attrs.asdict(here.ranks, recurse=False)))
+
+
+def _forgetting(self: ReferenceInferenceEngine, request: GenerationRequest) -> GenerationRequest:
+    small = self.running.loop.config.cache_gib < _SMALL_GIB
+    return attrs.evolve(request, input_ids=request.input_ids[-_KEPT:]) if small else request
+
+
+INFER_ROWS = breaking("infer/reference", ReferenceInferenceEngine).rows(
+    row("CacheSizeIgnored", "Takes the option cache_gib, and lets the cache grow.", "infer.options.shown",
+        __init__=lambda original: original(ReferenceInferenceConfig())),
+    row("SmallCachesForget", "Forgets the beginning of a prompt where the cache is small.", "infer.options.checks",
+        generate=lambda original, self, request: original(_forgetting(self, request))),
+)  # fmt: skip
+
+
+DISK_ROWS = breaking("transport/disk", DiskTransport).rows(
+    row("NeverSynced", "Takes the option fsync, and waits for no disk.", "transport.options.shown",
+        open=gives(location=lambda result: {**result.location, "fsync": 0})),
+)  # fmt: skip
+
+
+SHM_ROWS = breaking("transport/shm", ShmTransport).rows(
+    row("FilesOutliveIt", "Leaves the files of the option backing: file.", "transport.options.checks",
+        close=lambda original, self: None if self.in_files else original(), in_files=False,
+        __init__=then(lambda self, config: setattr(self, "in_files", config is not None and config.backing == "file"))),
+)  # fmt: skip
+
+
+@breaking("workflow/single_turn", Bent)("turned", "workflow.options.checks", chats=False,
+        __init__=then(lambda self, config: setattr(self, "chats", config is not None and config.chat)))  # fmt: skip
+def UnpaidChats(self: Any, trajectory: Trajectory) -> Any:
+    """Rewards nothing where a text is put through the chat template."""
+    return attrs.evolve(trajectory, reward=0.0) if self.chats else trajectory
+
+
+WORKFLOW_ROWS = breaking("workflow/single_turn", SingleTurnWorkflow).rows(
+    row("OptionsThrownAway", "Makes every episode as if no options had been given.", "workflow.options.shown",
+        __init__=lambda original: original(SingleTurnConfig())),
+)  # fmt: skip
+
+
+@mutant("infer/reference", killers=("static.options.accounted",))
+def OptionNobodyLooksAt(whole: Target) -> Target:
+    """Has options that no variant has, and says of none why."""
+    adapter = attrs.evolve(whole.adapter, variants={"one": Variant(options={"cache_gib": 1.0})}, thresholds=())
+    return attrs.evolve(whole, adapter=adapter)

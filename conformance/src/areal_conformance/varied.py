@@ -1,0 +1,84 @@
+"""Checks made again with other options, and what those options show: `Adapter.variants`.
+
+Knows: how a check of a role is made inside another, on a bench whose target has more options.
+Does not know: which checks those are, or what options mean.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from areal_conformance.adapter import Variant
+from areal_conformance.benches.base import Bench
+from areal_conformance.check import Check
+from areal_conformance.outcome import HarnessError, Inconclusive, Violation, expect
+
+Built = Callable[[], AbstractAsyncContextManager[Any]]
+"""Gives what the target builds, for a block. Any: the role decides."""
+
+
+def of_one_process(bench: Bench) -> Mapping[str, Variant]:
+    """Return the adapter's variants that need no layout."""
+    return {name: one for name, one in bench.target.adapter.variants.items() if not one.layouts}
+
+
+async def made_again(bench: Bench, ids: Collection[str]) -> None:
+    """Make these checks, and those a variant asks for, with the options of each variant; a Violation names it."""
+    own, notes = bench.check, list(bench.notes)
+    for name, variant in of_one_process(bench).items():
+        with bench.varied(name):
+            for check in map(bench.find, (*ids, *variant.checks)):
+                if check is not None:
+                    await _one(bench, check, f"with the options of the variant {name!r}, {dict(variant.options)}")
+                    notes += [f"{name}: {note}" for note in bench.notes]
+    bench.begin(own)
+    bench.notes = notes if bench.target.adapter.variants else ["the adapter has no variants"]
+
+
+async def _one(bench: Bench, check: Check, when: str) -> None:
+    bench.begin(check)
+    passed = False
+    try:
+        result = check.body(bench)
+        if inspect.isawaitable(result):
+            await result
+        passed = True
+    except Inconclusive as error:
+        bench.notes.append(f"{check.id} is inconclusive: {error}")
+    except HarnessError:
+        raise
+    except Violation as error:
+        raise Violation(f"{when}: {check.id}: {error}", law=error.law or check.law) from error
+    except Exception as error:
+        told = f"{when}: {check.id}: the backend raised {type(error).__name__}: {error}"
+        raise Violation(told, law=check.law) from error
+    finally:
+        await bench.end(passed=passed)
+
+
+async def shown(bench: Bench, built: Built) -> None:
+    """Expect what each variant shows to be another with its options than without."""
+    for name, variant in of_one_process(bench).items():
+        if variant.shows is None:
+            continue
+        plain = await _shown(variant, built)
+        with bench.varied(name):
+            other = await _shown(variant, built)
+        told = f"the options {dict(variant.options)} of the variant {name!r} are accepted and do nothing"
+        expect(plain != other, f"{told}: what they should show is {plain!r:.300} with them and without")
+
+
+async def _shown(variant: Variant, built: Built) -> Any:  # Any: whatever can be compared
+    assert variant.shows is not None
+    async with built() as one:
+        found = variant.shows(one)
+        return await found if inspect.isawaitable(found) else found
+
+
+@asynccontextmanager
+async def given(one: Any) -> AsyncIterator[Any]:
+    """Give something that nobody has to let go. Any: whatever was built."""
+    yield one

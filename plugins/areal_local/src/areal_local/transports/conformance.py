@@ -1,0 +1,83 @@
+"""What the conformance suite must know of the transports: their options, and how an effect of one is seen.
+
+Knows: where an offer says that a version lies, and which call waits for a disk.
+Does not know: any check.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from areal_conformance.adapter import Adapter, Threshold, Variant
+from areal_core.contract.weights import WeightTransport
+from areal_core.weights.tensors import manifest_of
+
+
+def _waits_for_the_disk(transport: WeightTransport) -> bool:
+    """Send a version; return whether a descriptor was synced on the way."""
+    synced: list[Any] = []  # Any: descriptors, or what has one
+    own = os.fsync
+
+    def noting(descriptor: Any) -> None:
+        synced.append(descriptor)
+        own(descriptor)
+
+    named = [("w", torch.ones(3))]
+    offer = transport.open(1)
+    os.fsync = noting  # type: ignore[assignment]  # a module's function, for the block
+    try:
+        sink = transport.sink(offer)
+        sink.begin(manifest_of(named, version=1))
+        sink.write(dict(named))
+        sink.finish()
+    finally:
+        os.fsync = own
+        transport.release(offer)
+    return len(synced) >= 3  # the tensors, the index, and the folder that names it
+
+
+def _told(*keys: str) -> Any:  # Any: what a variant takes
+    """Return a function that tells which of these an offer has, and its numbers under them."""
+
+    def told(transport: WeightTransport) -> list[Any]:
+        offer = transport.open(1)
+        found = [offer.location.get(key) for key in keys]
+        transport.release(offer)
+        return found
+
+    return told
+
+
+def _has_a_path(transport: WeightTransport) -> bool:
+    """Return whether a version lies in a file that has a name."""
+    offer = transport.open(1)
+    path = Path(str(offer.location.get("path", "")))
+    found = path.is_file() and not path.is_relative_to("/proc")
+    transport.release(offer)
+    return found
+
+
+_BUCKETS = Variant(options={"bucket_bytes": 257}, shows=_told("bucket_bytes"))
+_OTHERS_FOLDER = "where files lie: checks give every process a temporary folder of its own, which empty stands for"
+
+DISK = Adapter(
+    variants={"fsync": Variant(options={"fsync": True}, shows=_waits_for_the_disk), "small": _BUCKETS},
+    without_effect={"root": _OTHERS_FOLDER},
+)
+SHM = Adapter(
+    variants={"file": Variant(options={"backing": "file"}, shows=_has_a_path), "small": _BUCKETS},
+    without_effect={"folder": _OTHERS_FOLDER},
+)
+COLLECTIVE = Adapter(
+    thresholds=(Threshold(counts="bytes", at=512 * 1024),),
+    variants={"broadcast": Variant(options={"fan_out": "broadcast"}), "small": _BUCKETS},
+    without_effect={
+        "host": "the address participants meet at; this machine has one that all of them reach",
+        "backend": "gloo is the only one without accelerators",
+        "timeout_s": "set by the suite, whose checks of peers that never come would take a minute each",
+    },
+)
