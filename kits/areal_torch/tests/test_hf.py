@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, MambaConfig, MambaForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GptOssConfig,
+    MambaConfig,
+    MambaForCausalLM,
+    NemotronConfig,
+)
 
 from areal_core.contract.errors import BackendNotFound, CapabilityError, ModelError, ResourceError
 from areal_core.contract.train import Head
@@ -76,6 +83,17 @@ def test_missing_and_unknown_weights_are_refused(tmp_path: Path) -> None:
         hf.load_model(str(path), config, Head.CAUSAL_LM)
 
 
+SMALL: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+"""Of configurations that are written in tests. Any: fields of theirs."""
+
+
 def test_dropout_is_turned_off(tmp_path: Path) -> None:
     """Log-probs in training must be those of scoring."""
     path = edit(make_tiny_model(tmp_path), attention_dropout=0.3)
@@ -105,6 +123,23 @@ def test_what_would_draw_is_turned_off_by_any_name(tmp_path: Path) -> None:
     config = hf.load_config(path, Head.CAUSAL_LM)
 
     assert (config.layerdrop, config.router_jitter_noise, config.hidden_dropout_prob) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (GptOssConfig(**SMALL, num_local_experts=2, layer_types=["full_attention"] * 2, head_dim=8), "'s_aux'"),
+        (NemotronConfig(**SMALL), "does not hand its keyword arguments"),
+    ],
+)
+def test_attention_that_cannot_be_packed_is_refused_before_weights_are_read(
+    config: Any, told: str, tmp_path: Path
+) -> None:
+    """Sinks and attention of their own came to light in the first step only. Any: transformers is not typed here."""
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+
+    with pytest.raises(ModelError, match=told):
+        hf.load_model(str(tmp_path), hf.load_config(str(tmp_path), Head.CAUSAL_LM), Head.CAUSAL_LM)
 
 
 def test_models_that_carry_a_state_along_are_refused(tmp_path: Path) -> None:

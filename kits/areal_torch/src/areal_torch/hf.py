@@ -26,6 +26,7 @@ Model = Any  # Any: transformers is not typed here
 _VALUE_ENDING = "ForTokenClassification"
 _RANDOM = ("dropout", "pdrop", "layerdrop", "dropout_prob", "dropout_rate", "jitter_noise")
 """How keys of config.json end that make a model in training draw."""
+_TRIED = 4
 _HARMLESS = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
 
 
@@ -80,7 +81,9 @@ def load_model(path: str, config: Any, head: Head) -> Model:
 
     logging.disable_progress_bar()
     logging.set_verbosity_error()  # what its load report says, the checks below raise
-    check_number(path, empty_model(config, head))
+    empty = empty_model(config, head)
+    check_number(path, empty)
+    _try_attention(path, empty)
     with refusing(f"weights in {path!r} cannot be loaded"):
         model, info = _class_of(head, config).from_pretrained(
             path,
@@ -201,6 +204,31 @@ def _check_attention(path: str, config: Any) -> None:
             why="these engines train models with full causal attention in every layer and plain logits",
             fix="choose another model: llama, qwen2, qwen3 and their MoE relatives work",
         )
+
+
+def _try_attention(path: str, empty: Model) -> None:
+    """Run a model that computes nothing: its attention refuses here what it would refuse in the first step.
+
+    Raises:
+        ModelError: a layer attends otherwise than fully and causally, or keeps packed sequences together.
+    """
+    if _sees(empty.config):
+        return
+    packing = attention.Packing(
+        cu_seqlens=torch.tensor([0, _TRIED]),
+        positions=torch.arange(_TRIED),
+        predicted=torch.arange(1, _TRIED),
+        runs=((1, _TRIED),),
+        max_length=_TRIED,
+    )
+    ids = torch.zeros(1, _TRIED, dtype=torch.long, device="meta")
+    try:
+        with torch.no_grad():
+            empty.base_model(input_ids=ids, position_ids=ids, attention_mask=None, use_cache=False, packing=packing)
+    except ModelError as error:
+        raise ModelError(f"model {path!r} cannot be trained: {error.what}", why=error.why, fix=error.fix) from error
+    except Exception:  # what depends on values has none here, such as the routing of experts: it tells nothing
+        return
 
 
 def identity(model: Model, head: Head, *, trained: bool) -> dict[str, Any]:
