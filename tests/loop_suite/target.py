@@ -16,6 +16,7 @@ from areal_proof.mutants import collect as collect_mutants
 
 from . import checks, mutants
 from .bench import LOOP_ADAPTER, LoopBench
+from .unit import file_checks
 
 INVENTORY = Path(__file__).with_name("inventory.json")
 MATRIX = Path(__file__).with_name("matrix.json")
@@ -24,6 +25,18 @@ MUTANTS = collect_mutants(mutants)
 LOOP = Target(
     locator=Locator(role="loop", name="areal"), registry=Registry(), adapter=LOOP_ADAPTER, origin="areal-core"
 )
+
+
+class _Own:
+    """The loop with its rules and its other tests: `areal conformance mutate --suite tests.loop_suite.target:SUITE`."""
+
+    target, checks = LOOP, {**CHECKS, **file_checks()}
+
+    def session(self) -> Session:
+        return session()
+
+
+SUITE = _Own()
 
 
 def session(mutant: str = "") -> Session:

@@ -57,6 +57,36 @@ def attrs_free(reward):
 '''
 
 
+THEIRS = """\
+from areal_conformance.adapter import Adapter
+from areal_conformance.benches.base import Bench
+from areal_conformance.check import Check
+from areal_conformance.session import Session
+from areal_conformance.target import Locator, Target
+from areal_core.plugins.registry import Registry
+from their_sums import double
+
+
+def doubled(bench):
+    assert double(3) == 6
+
+
+class Suite:
+    target = Target(
+        locator=Locator(role="sums", name="theirs"), registry=Registry(), adapter=Adapter(), origin="theirs"
+    )
+    checks = {
+        "sums.doubled": Check(id="sums.doubled", body=doubled, level=1, law=1, spec="index", title="6.", tier="core")
+    }
+
+    def session(self):
+        return Session(self.target, lambda _role, target: Bench(target))
+
+
+SUITE = Suite()
+"""
+
+
 class Silent:
     """Hears everything, and says stop after so many mutants."""
 
@@ -83,7 +113,9 @@ def wanted(tmp_path: Path) -> Wanted:
     path.write_text(MINE)
     locator = Locator(role="workflow", name="strangers_own", imports=(str(path),))
     return Wanted(
-        locator=locator, checks=("workflow.reward.recorded", "workflow.tokens.prompt"), operators=("arithmetic",)
+        subject={"locator": attrs.asdict(locator)},
+        checks=("workflow.reward.recorded", "workflow.tokens.prompt"),
+        operators=("arithmetic",),
     )
 
 
@@ -122,6 +154,21 @@ def test_a_strangers_plugin_gets_its_known_score(
     assert [row.excused for row in cut.rows] == [row.key == unseen for row in cut.rows]
 
 
+@pytest.mark.slow
+def test_what_is_no_plugin_is_held_to_checks_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A suite is named like a function; modules say what is changed, and without them nothing is."""
+    (tmp_path / "their_sums.py").write_text("def double(x):\n    return x + x\n\n\ndef half(x):\n    return x / 2\n")
+    (tmp_path / "their_suite.py").write_text(THEIRS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    wanted = Wanted(subject={"suite": "their_suite:SUITE"}, modules=("their_sums",), operators=("arithmetic",))
+    record = run(wanted, Silent())
+
+    assert fates(record) == {"x + x": (Fate.KILLED, "fail"), "x / 2": (Fate.UNSEEN, "")}
+    with pytest.raises(ConfigError, match="nothing says which source is its own"):
+        run(attrs.evolve(wanted, modules=()), Silent())
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -134,6 +181,9 @@ def test_a_strangers_plugin_gets_its_known_score(
         (["--backend", "disk", "--triage", "/no/such.toml"], "there is no such file"),
         (["--backend", "disk", "--module", "nobody.*"], "no module to change: nobody.*"),
         (["--backend", "disk", "--check", "nobody.*"], "no check of transport disk is left"),
+        (["--module", "nobody.*"], "nothing says what to change"),
+        (["--backend", "disk", "--suite", "tests:X"], "there are two things to change"),
+        (["--suite", "no_such_module:X", "--module", "a.*"], "there is no suite 'no_such_module:X'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

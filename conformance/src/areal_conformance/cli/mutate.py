@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import attrs
 from cyclopts import Parameter
 from rich.console import Console
 from rich.status import Status
@@ -36,7 +37,7 @@ Several = Parameter(consume_multiple=True, negative=(), show_default=False)
 
 def mutate(
     *,
-    backend: Word,
+    backend: Word = "",
     role: Word = "",
     sample: Annotated[int | None, Parameter(show_default=False)] = None,
     seed: int = 0,
@@ -47,6 +48,7 @@ def mutate(
     module: Annotated[tuple[str, ...], Several] = (),
     operator: Annotated[tuple[str, ...], Several] = (),
     check: Annotated[tuple[str, ...], Several] = (),
+    suite: Word = "",
     imports: Annotated[tuple[Path, ...], Parameter(name="--import"), Several] = (),
     triage: Annotated[tuple[Path, ...], Several] = (),
     report: Path | None = None,
@@ -68,6 +70,7 @@ def mutate(
         module: Change these modules instead: names as they are imported, with * for any part.
         operator: Make only these changes; see docs/how-to/mutate.md.
         check: Use only these checks, with * for any part.
+        suite: In place of a backend, something with checks of its own, as module:name; --module says what is changed.
         imports: Register this .py file first, or these.
         triage: Files of judged survivors, beside mutation.toml in the packages that are changed.
         report: Write mutation.json, mutation.md and survivors.toml into this folder.
@@ -80,13 +83,19 @@ def mutate(
         asked = Asked(
             backend=backend, role=role, device=device, ranks=ranks, imports=tuple(str(path) for path in imports)
         )
+        if bool(backend) == bool(suite):
+            raise ConfigError(
+                "nothing says what to change" if not suite else "there are two things to change",
+                why="mutants are made of one backend, or of what one suite checks",
+                fix="give --backend NAME, or --suite MODULE:NAME with --module",
+            )
         if report is not None:
             open_folder(report)
         absent = [path for path in triage if not path.is_file()]
         if absent:
             raise ConfigError(f"--triage {absent[0]}: there is no such file", fix="write the path of a mutation.toml")
         wanted = Wanted(
-            locator=locator_of(asked),
+            subject={"suite": suite} if suite else {"locator": attrs.asdict(locator_of(asked))},
             level=level,
             sample=sample,
             seed=seed,

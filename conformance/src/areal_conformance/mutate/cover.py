@@ -10,9 +10,8 @@ Does not know: how a line is seen (`hook`).
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 from attrs import define, field, frozen
 
@@ -20,6 +19,7 @@ from areal_conformance.mutate.child import LOADING
 from areal_conformance.mutate.mutants import Mutant
 from areal_conformance.mutate.process import START_S, Late, Line, Zygote
 from areal_conformance.mutate.source import Source
+from areal_conformance.mutate.subject import Told
 from areal_conformance.outcome import Outcome
 
 LIMIT_S = 600.0
@@ -107,12 +107,12 @@ def _body(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[int]:
 
 def measure(
     zygote: Zygote,
-    locator: Mapping[str, Any],
+    subject: Told,
     checks: Iterable[str],
     trace: Iterable[Path],
     tell: Callable[[Made], None],
 ) -> Coverage:
-    """Make every check once, and keep the lines of those that pass. Any: a locator as JSON.
+    """Make every check once, and keep the lines of those that pass.
 
     Args:
         trace: Folders and files whose lines are told.
@@ -121,7 +121,7 @@ def measure(
     prefixes = [f"{path}/" if path.is_dir() else str(path) for path in trace]
     for number, key in enumerate(checks):
         to = zygote.folder / f"lines-{number}.txt"
-        given = {"locator": dict(locator), "check": key, "trace": prefixes, "to": str(to)}
+        given = {"subject": dict(subject), "check": key, "trace": prefixes, "to": str(to)}
         try:
             lines, code = zygote.do("areal_conformance.mutate.child:cover", _limit, **given)
         except Late as error:

@@ -19,27 +19,27 @@ import attrs
 from attrs import define, field, frozen
 
 from areal_conformance.check import Check
-from areal_conformance.checks import checks_of
 from areal_conformance.mutate.cover import Coverage, Made, measure
 from areal_conformance.mutate.mutants import Mutant, diff, mutants_of, sampled
 from areal_conformance.mutate.process import Zygote
 from areal_conformance.mutate.record import Record, Row
 from areal_conformance.mutate.scope import Scope, named, scope_of
 from areal_conformance.mutate.source import Source
+from areal_conformance.mutate.subject import Told, checks_for, target_of
 from areal_conformance.mutate.triage import NAME, Triage, read_triage, stale
 from areal_conformance.mutate.trial import attempt, control
 from areal_conformance.session import skipped
-from areal_conformance.target import Locator, Target, locate
+from areal_conformance.target import Target
 from areal_core.contract.errors import CapabilityError, ConfigError
 
-_LOAD = "areal_conformance.mutate.child:load"
+_LOAD = "areal_conformance.mutate.subject:load"
 
 
 @frozen(kw_only=True)
 class Wanted:
     """What was asked for."""
 
-    locator: Locator
+    subject: Told
     level: int = 4
     sample: int | None = None
     seed: int = 0
@@ -101,7 +101,7 @@ def run(wanted: Wanted, listener: Listener) -> Record:
     can_fork()
     began = time.perf_counter()
     started = datetime.now().astimezone().isoformat(timespec="seconds")
-    target = locate(wanted.locator)
+    target = target_of(wanted.subject)
     scope = scope_of(target, wanted.also, wanted.modules)
     chosen = _chosen(target, wanted)
     work = _Work(wanted, target, listener)
@@ -150,7 +150,7 @@ def _chosen(target: Target, wanted: Wanted) -> list[str]:
         named = not wanted.checks or any(fnmatch.fnmatchcase(check.id, pattern) for pattern in wanted.checks)
         return check.role == target.role and named and check.level <= wanted.level and skipped(check, target) is None
 
-    chosen = [check.id for check in checks_of(target.role) if fits(check)]
+    chosen = [key for key, check in checks_for(wanted.subject).items() if fits(check)]
     if not chosen:
         raise ConfigError(
             f"no check of {target.role} {target.name} is left",
@@ -162,14 +162,14 @@ def _chosen(target: Target, wanted: Wanted) -> list[str]:
 
 def _cover(work: _Work, scope: Scope, checks: Sequence[str]) -> None:
     """Make the checks once, and add modules that they run and nothing imports."""
-    listener, locator = work.listener, attrs.asdict(work.wanted.locator)
+    listener, subject = work.listener, work.wanted.subject
     trace = [scope.root] if scope.root else []
     trace += [path for path in scope.modules.values() if not scope.root or not path.is_relative_to(scope.root)]
     listener.said(f"making {len(checks)} checks on the backend as it is, to see which lines each runs")
-    with _open(Zygote((), (), _LOAD, locator=locator)) as zygote:
+    with _open(Zygote((), (), _LOAD, subject=dict(subject))) as zygote:
         numbers = iter(range(1, len(checks) + 1))
         work.coverage = measure(
-            zygote, locator, checks, trace, lambda made: listener.made(made, next(numbers), len(checks))
+            zygote, subject, checks, trace, lambda made: listener.made(made, next(numbers), len(checks))
         )
         work.loaded = zygote.modules
     for path in sorted(work.coverage.files()):
@@ -183,15 +183,15 @@ def _trials(work: _Work, drawn: Sequence[Mutant], triage: Triage) -> Iterator[Ro
     cold = {"areal_conformance", *(name.partition(".")[0] for name in work.sources)}
     cold |= {name.partition(".")[0] for name in work.loaded if name.startswith("areal_")}
     warm = [name for name in work.loaded if name.partition(".")[0] not in cold and not name.startswith("_")]
-    locator = attrs.asdict(work.wanted.locator)
+    subject = work.wanted.subject
     with _open(Zygote(warm, cold)) as zygote:
-        unfit = control(zygote, locator, next(iter(work.sources.values())), work.coverage)
+        unfit = control(zygote, subject, next(iter(work.sources.values())), work.coverage)
         for number, made in enumerate(unfit, 1):
             work.listener.made(made, number, len(unfit))
         for mutant in drawn:
             source = work.sources[mutant.module]
             old, new = diff(source, mutant)
-            trial = attempt(zygote, locator, source, mutant, work.coverage)
+            trial = attempt(zygote, subject, source, mutant, work.coverage)
             yield Row(key=mutant.key, line=mutant.line, old=old, new=new, trial=trial, said=triage.get(mutant.key))
 
 

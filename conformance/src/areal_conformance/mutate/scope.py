@@ -48,7 +48,7 @@ def scope_of(target: Target, also: Iterable[str] = (), only: Iterable[str] = ())
     """
     manifest = target.manifest
     if manifest is None:
-        raise ConfigError(f"{target.name!r} is no plugin", why="a pair has no source of its own", fix="name a backend")
+        return _of_no_plugin(target, tuple(only))
     given = _users_file(target)
     factory = given.stem if given else _module(manifest.factory)
     start = given or source_of(factory)
@@ -64,16 +64,33 @@ def scope_of(target: Target, also: Iterable[str] = (), only: Iterable[str] = ())
     found = _matching(tuple(only)) if only else _reached(factory, start, packages)
     kept = {name: path for name, path in found.items() if name not in aside and not _is_aside(name)}
     if not kept:
-        raise ConfigError(
-            f"no module to change: {', '.join(only) or factory}",
-            why="no source file of a module matches",
-            fix="write names as they are imported, with * for any part: areal_mine.engine, areal_mine.*",
-        )
+        raise _nothing_to_change(tuple(only) or (factory,))
     return Scope(
         modules=kept,
         aside=frozenset(aside),
         home=factory.rpartition(".")[0],
         root=None if only or "." not in factory else start.parent,
+    )
+
+
+def _of_no_plugin(target: Target, only: tuple[str, ...]) -> Scope:
+    if not only:
+        raise ConfigError(
+            f"{target.name!r} is no plugin",
+            why="nothing says which source is its own",
+            fix="name a backend, or its modules with --module",
+        )
+    modules = {name: path for name, path in _matching(only).items() if not _is_aside(name)}
+    if not modules:
+        raise _nothing_to_change(only)
+    return Scope(modules=modules, aside=frozenset(), home="", root=None)
+
+
+def _nothing_to_change(asked: Iterable[str]) -> ConfigError:
+    return ConfigError(
+        f"no module to change: {', '.join(asked)}",
+        why="no source file of a module matches",
+        fix="write names as they are imported, with * for any part: areal_mine.engine, areal_mine.*",
     )
 
 

@@ -6,9 +6,7 @@ Does not know: which mutants are tried, or what people said of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any
 
 from attrs import field, frozen
 
@@ -17,6 +15,7 @@ from areal_conformance.mutate.cover import Coverage, Made
 from areal_conformance.mutate.mutants import Mutant
 from areal_conformance.mutate.process import START_S, Late, Line, Zygote
 from areal_conformance.mutate.source import Source
+from areal_conformance.mutate.subject import Told
 from areal_conformance.outcome import HarnessError, Outcome
 
 TIMES = 8.0
@@ -49,24 +48,24 @@ class Trial:
     seconds: float = 0.0
 
 
-def attempt(zygote: Zygote, locator: Mapping[str, Any], source: Source, mutant: Mutant, coverage: Coverage) -> Trial:
-    """Try one mutant. Any: a locator as JSON."""
+def attempt(zygote: Zygote, subject: Told, source: Source, mutant: Mutant, coverage: Coverage) -> Trial:
+    """Try one mutant."""
     checks = coverage.checks_at(source, mutant)
     if not checks:
         return Trial(fate=Fate.UNSEEN)
-    return _attempted(zygote, locator, source, source.changed(mutant.change), checks, coverage)
+    return _attempted(zygote, subject, source, source.changed(mutant.change), checks, coverage)
 
 
 def _attempted(
     zygote: Zygote,
-    locator: Mapping[str, Any],
+    subject: Told,
     source: Source,
     text: str,
     checks: tuple[str, ...],
     coverage: Coverage,
 ) -> Trial:
     given = {
-        "locator": dict(locator),
+        "subject": dict(subject),
         "checks": list(checks),
         "path": str(source.path),
         "text": text,
@@ -80,7 +79,7 @@ def _attempted(
     return _judged(checks, lines, code=code)
 
 
-def control(zygote: Zygote, locator: Mapping[str, Any], source: Source, coverage: Coverage) -> list[Made]:
+def control(zygote: Zygote, subject: Told, source: Source, coverage: Coverage) -> list[Made]:
     """Make all checks together on the source as it is, as they are made on a mutant; drop those that fail so.
 
     Without it a check that fails in a fork, or beside others, would kill every mutant.
@@ -88,7 +87,7 @@ def control(zygote: Zygote, locator: Mapping[str, Any], source: Source, coverage
     dropped: list[Made] = []
     waiting = sorted(coverage.lines, key=lambda key: coverage.made[key].seconds)
     while waiting:
-        trial = _attempted(zygote, locator, source, source.text.decode(), tuple(waiting), coverage)
+        trial = _attempted(zygote, subject, source, source.text.decode(), tuple(waiting), coverage)
         if trial.fate is not Fate.KILLED:
             break
         if trial.killer not in coverage.lines:

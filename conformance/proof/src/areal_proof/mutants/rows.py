@@ -49,7 +49,8 @@ Values = dict[str, Any]
 
 def _wanted(function: Callable[..., Any]) -> tuple[str, ...]:
     code = inspect.unwrap(function).__code__  # that of the function itself, where a decorator wraps it
-    return code.co_varnames[: code.co_argcount]
+    names: tuple[str, ...] = code.co_varnames[: code.co_argcount]
+    return names
 
 
 def _named(function: Callable[..., Any], values: Values, **others: Any) -> Any:
