@@ -194,6 +194,9 @@ def test_a_site_puts_reports_beside_each_other(
     assert "&lt;other&gt;" in page
     assert f"expired: workflow contract 1.2, now {NOW['workflow']}" in page
     assert page.count("does not hold") == 1
+    pages = {name: (tmp_path / "site" / name / "index.html").read_text() for name in ("1.3-toy", "1.2-other", "bad")}
+    assert ["Expired: workflow contract 1.2" in text for text in pages.values()] == [False, True, False]
+    assert ["does not hold: its content was changed" in text for text in pages.values()] == [False, False, True]
     assert "areal-toy 2.1" in page and "0123456789ab" in page
 
 

@@ -27,11 +27,12 @@ from areal_conformance.run.record import Record, Row
 from areal_conformance.spec import link
 
 
-def page(record: Record) -> str:
-    """Return the report as a page."""
+def page(record: Record, notices: Sequence[str] = ()) -> str:
+    """Return the report as a page; `notices` are what became known of it since, said before all else."""
     heading = escape(title(record))
     body = [
         f"<header><h1>{heading}</h1><span class='verdict {record.verdict}'>{record.verdict}</span></header>",
+        *(f"<p class='card line'><b>{escape(notice)}</b></p>" for notice in notices),
         f"<p class=line>{escape(record.line)}</p>",
         f"<p class='card line'><b>{escape(said)}</b></p>" if (said := stand_ins(record)) else "",
         _picture(record.checks),

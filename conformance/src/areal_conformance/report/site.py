@@ -62,7 +62,7 @@ def write_site(folder: Path, site: Path) -> tuple[Path, int]:
     entries = [Entry(seal=look_at(path), place=_place(path.relative_to(folder))) for path in paths]
     for entry, path in zip(entries, paths, strict=True):
         own = site / entry.place
-        write_text(own / "index.html", page(entry.record))
+        write_text(own / "index.html", page(entry.record, _notices(entry.seal)))
         write_text(own / "badge.svg", badge(entry.record))
         write_text(own / "report.json", _read(path))  # unmodified: its hash is that of the file given
     first = site / "index.html"
@@ -139,6 +139,12 @@ def _cell(area: str, counts: Counter[Outcome]) -> str:
     told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in ORDER if counts[outcome])
     shown = f"{counts[Outcome.PASS]}/{ran}<i class=o-{worst}></i>"
     return f"<td class=cell title='{escape(f'{area}: {told}', quote=True)}'>{shown}</td>"
+
+
+def _notices(seal: Seal) -> list[str]:
+    """Return what the page of a report says of it beyond what it says itself."""
+    expired = [f"Expired: {seal.expired}. It was true of the contract it names."] if seal.expired else []
+    return [*(f"This report does not hold: {fault}." for fault in seal.faults), *expired]
 
 
 def _place(path: Path) -> str:
