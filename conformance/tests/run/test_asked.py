@@ -28,6 +28,14 @@ def test_a_name_of_two_roles_needs_one() -> None:
     assert locator_of(Asked(backend="second", role="infer")).role == "infer"
 
 
+def test_the_size_of_the_zoo_goes_along() -> None:
+    """Also to mutants and ranks, which are told names only; a number below 0 draws nothing."""
+    assert locator_of(Asked(backend="second", role="train", zoo=7)).zoo == 7
+    assert locator_of(Asked(mutant="UsualTheta", zoo=7)).zoo == 7
+    with pytest.raises(ConfigError, match="--zoo -1"):
+        locator_of(Asked(backend="second", role="train", zoo=-1))
+
+
 def test_an_unknown_name_lists_what_is_installed() -> None:
     """By role."""
     with pytest.raises(BackendNotFound, match="scheduler: local"):

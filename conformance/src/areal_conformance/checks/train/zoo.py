@@ -117,7 +117,13 @@ def stepped(bench: TrainBench, told: str, folder: Path, saved: Path, slope: Grad
 
 
 def says_the_same(saved: Path, folder: Path, told: str) -> None:
-    """Expect a saved config.json to say what the one it comes from says, word for word."""
+    """Expect a saved config.json to say what the one it comes from says, word for word; generation_config.json too."""
+    name = "generation_config.json"
+    if (folder / name).is_file():
+        kept = (saved / name).is_file() and json.loads((saved / name).read_text()) == json.loads(
+            (folder / name).read_text()
+        )
+        expect(kept, f"{told}: the saved folder has not the {name} of the model's own")
     left, right = (json.loads((path / "config.json").read_text()) for path in (saved, folder))
     for key in sorted({*left, *right} - REWRITTEN):
         expect(key in left, f"{told}: the saved config.json no longer says {key!r}, which was {right.get(key)!r}")
