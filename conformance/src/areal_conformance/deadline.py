@@ -25,7 +25,9 @@ T = TypeVar("T")
 MOST = 5.0
 """How many times its length a deadline may last."""
 STARVED = 0.25
-"""The part of the time that our processes must have waited for a processor, to be called starved."""
+"""The part of the time that our processes must have waited for a processor, to be given it back."""
+HALF = 0.5
+"""The part of the time from which on a limit that is not ours, and goes by the clock, says nothing."""
 NEARLY = 0.9
 """The part of its length that a deadline must have been worth, to have been kept."""
 OTHERS = 0.2
@@ -91,12 +93,13 @@ class Deadline:
     @property
     def starved(self) -> bool:
         """Whether others had the processors for so much of the time that a limit by the clock says nothing."""
-        return self._starved_s() > 0.0
+        return self._starved_s() > HALF * (time.monotonic() - self._began)
 
     @property
     def cut_short(self) -> bool:
         """Whether, when it is over, it was worth less than its length: what did not come had no time to."""
-        return time.monotonic() - self._began - self._starved_s() < NEARLY * self.limit_s
+        worth = time.monotonic() - self._began - self._starved_s()
+        return self._granted > 0.0 and worth < NEARLY * self.limit_s
 
     def late(self, message: str, *, law: int | None = None) -> Late:
         """Return the error of having missed it."""
@@ -121,12 +124,14 @@ def starved_s(before: Look, after: Look) -> float:
     return longest
 
 
-def of_time(error: BaseException | None) -> Iterator[BaseException]:
-    """Give the deadlines that passed among an error and what led to it: a failure of time has one."""
-    while error is not None:
-        if isinstance(error, TimeoutError | Late):
-            yield error
-        error = error.__cause__ or error.__context__
+def of_time(error: BaseException) -> Iterator[BaseException]:
+    """Give the deadlines that passed among an error and its cause: a failure of time has one.
+
+    No further back: a wrong error that was made of a right deadline is wrong, not late.
+    """
+    for one in (error, error.__cause__):
+        if isinstance(one, TimeoutError | Late):
+            yield one
 
 
 async def within(work: Awaitable[T], deadline: Deadline) -> T:
