@@ -19,7 +19,7 @@ PIN := $(if $(LOCK),--constraint $(LOCK))
 ENV_TESTS := plugins/areal_environments/tests
 MANIFESTS := pyproject.toml $(wildcard kits/*/pyproject.toml plugins/*/pyproject.toml) conformance/pyproject.toml conformance/proof/pyproject.toml
 
-.PHONY: mutation quickstart test test-slow test-long test-hostile test-cluster test-browser test-vllm test-sglang test-environments test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench wheels lock conformance conformance-quick clean
+.PHONY: mutation quickstart test test-runs test-slow test-long test-hostile test-cluster test-browser test-vllm test-sglang test-environments test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench wheels lock conformance conformance-quick clean
 .DEFAULT_GOAL := quickstart
 
 $(BASE): $(MANIFESTS)
@@ -38,8 +38,13 @@ quickstart: $(BASE) ## train a small model and show the curve
 test: $(DEV) ## everything that takes less than half a minute
 	$(PYTEST) -m "not slow and not hostile and not cluster and not gpu and not browser and not vllm and not sglang and not ascend and not environments" $(ARGS)
 
-test-slow: $(DEV) ## whole runs, kills, three seeds
-	$(PYTEST) -m "slow and not long and not cluster and not gpu and not browser and not vllm and not sglang and not ascend and not environments" $(ARGS)
+SLOW := $(PYTEST) -m "slow and not long and not cluster and not gpu and not browser and not vllm and not sglang and not ascend and not environments"
+
+test-runs: $(DEV) ## whole runs, kills, three seeds: the part of test-slow that .ci/run makes
+	$(SLOW) tests/end_to_end tests/exactly_once tests/loop_suite $(ARGS)
+
+test-slow: $(DEV) ## test-runs, every engine over several ranks, wheels in empty environments, sandboxes, comparisons with TRL: 40 minutes
+	$(SLOW) $(ARGS)
 
 test-long: $(DEV) ## a pretrained model of 135 million parameters learns on the CPU: ten minutes on two cores
 	$(BIN)/python -m pytest -m long $(ARGS)
