@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+import torch
 from attrs import frozen
 
 from areal_proof.mutants.rows import after, before, catches, given, gives, on, put, subclass, then, within
@@ -53,6 +54,18 @@ def _answer(change: Any, words: str = "a", times: int = 2) -> _Answer:
 def test_a_change_is_handed_what_it_names(change: Any, words: str) -> None:
     """Arguments come by the call's names, beside the backend, the original and the result."""
     assert words == _answer(change).words
+
+
+def test_a_decorated_change_is_handed_what_its_function_names() -> None:
+    """A decorator hides the arguments of a function; the change gets them all the same."""
+
+    @torch.no_grad()
+    def change(original: Any, question: _Answer) -> _Answer:
+        assert not torch.is_grad_enabled()
+        result: _Answer = original(_Answer(question.words * 3))
+        return result
+
+    assert _answer(change).words == "aaa!"
 
 
 def test_the_original_is_called_as_it_came() -> None:

@@ -1,4 +1,4 @@
-"""Backends that are right in every setting by itself, and wrong in two together.
+"""Backends that are right in every setting by itself, and wrong in two together; ranks that draw alike.
 
 Knows: one defect each.
 Does not know: the checks beyond their names.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from areal_core.contract.train import TrainSpec
 from areal_proof.mutants.rows import Original, breaking, given, row, then
@@ -40,6 +42,10 @@ ROWS = breaks.rows(
 
 
 SECOND_ROWS = breaks_second.rows(
+    row("RanksDrawAlike", "Seeds every rank with the seed of the specification.", "train.ranks.draws",
+        start=then(lambda spec: torch.manual_seed(spec.seed))),
+    row("RanksDrawOneApart", "Seeds every rank alike, and draws one number for each rank before it.",
+        "train.ranks.draws", start=then(lambda spec, rank: (torch.manual_seed(spec.seed), torch.rand(rank.rank)))),
     row("ColdOnTensorRanks", "Forgets the temperature where ranks share each matrix.", "train.combined.ranks",
         start=given(temperature=lambda spec: 1.0 if spec.layout.get("t", 1) > 1 else spec.temperature)),
 )  # fmt: skip

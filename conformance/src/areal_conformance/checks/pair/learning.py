@@ -51,6 +51,7 @@ async def path(bench: PairBench) -> None:
     """Thirty steps of learning from its own samples lead a pair where they lead the oracle, step by step."""
     single = bench.train.adapter.dtypes[0] == bench.infer.adapter.dtypes[0] == "float32"
     band = bench.tolerance(rtol=BAND if single else HALF_BAND).rtol
+    enough = band if bench.target.locator.mutant else max(LOST, band)  # a mutant need not go on once it is seen
     model = _with_dropout(bench)
     oracle = LearningPath(model, OPTIMIZER, TEMPERATURE)
     weights: Mapping[str, Tensor] = read_folder(model)
@@ -58,7 +59,7 @@ async def path(bench: PairBench) -> None:
     with bench.train.registry.overlay({("objective", OBJECTIVE): Surrogate}):
         async with bench.pair(model=model, optimizer=OPTIMIZER, temperature=TEMPERATURE, microbatch=40) as pair:
             for number in range(ROUNDS):
-                if oracle.gaps and oracle.worst.size > max(LOST, band):
+                if oracle.gaps and oracle.worst.size > enough:
                     break
                 batch = await _sampled(bench, pair, oracle, weights, number)
                 rewards.append(reward(batch))

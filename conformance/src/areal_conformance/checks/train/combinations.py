@@ -117,9 +117,9 @@ def ranks(bench: TrainBench) -> None:
     rows = pairwise(
         {
             "layout": found,
-            "kind": kinds(bench),
-            "heads": HEADS,
-            "temperature": HEATS,
+            "kind": kinds(bench)[:2],
+            "heads": HEADS[1:],
+            "temperature": HEATS[1:],
             "tied": (True, False),
             "budget": (16384, 30),
             "clipped": (0.0, 0.02),
