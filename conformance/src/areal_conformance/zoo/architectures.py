@@ -86,7 +86,7 @@ def _experts(drawn: Drawn) -> Json:
         "num_experts": count,
         "num_experts_per_tok": chosen,
         "moe_intermediate_size": 24,
-        "norm_topk_prob": drawn["gates"] == "normalised",
+        "norm_topk_prob": drawn["gates"] == "normalised" and chosen > 1,  # else the gate of one would always be 1
         **where[drawn["mixtures"]],
     }
 
