@@ -17,6 +17,8 @@ E = TypeVar("E", bound=Exception)
 
 WORKS_UNCLAIMED = "works but is not claimed: claim it"
 """How the note ends on an ability that was not refused, and that every check of it finds right."""
+DISTANCE, ALLOWED = "distance from the oracle", "distance allowed"
+"""The numbers of a check of learning that the report tells at the top: how far a pair is from the reference."""
 
 
 class Outcome(StrEnum):

@@ -12,7 +12,7 @@ import attrs
 import pytest
 from tools.report_table import table
 
-from areal_conformance.outcome import Outcome
+from areal_conformance.outcome import ALLOWED, DISTANCE, Outcome
 from areal_conformance.report import write_reports
 from areal_conformance.report.compare import compare, text
 from areal_conformance.report.markdown import markdown
@@ -20,8 +20,6 @@ from areal_conformance.report.page import page
 from areal_conformance.report.parts import FOOTER, distance
 from areal_conformance.run.plan import closed
 from areal_conformance.run.record import (
-    ALLOWED,
-    DISTANCE,
     SCHEMA,
     Answer,
     Declared,

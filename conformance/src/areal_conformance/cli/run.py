@@ -21,14 +21,14 @@ from rich.console import Console
 
 from areal_conformance.cli.child import INTERRUPTED, arguments_of, environment_of, follow
 from areal_conformance.cli.live import Live
-from areal_conformance.outcome import Outcome
+from areal_conformance.outcome import DISTANCE, Outcome
 from areal_conformance.report import write_reports
 from areal_conformance.report.parts import FOOTER, distance, law_line
 from areal_conformance.run.asked import LEVEL, Asked, names_one_target
 from areal_conformance.run.journal import Story
 from areal_conformance.run.ledger import REMEDIES
 from areal_conformance.run.plan import closed
-from areal_conformance.run.record import DISTANCE, Record, Row
+from areal_conformance.run.record import Record, Row
 from areal_conformance.run.verdict import EXIT_CODES, FAILING, Verdict
 from areal_conformance.spec import link
 from areal_core.contract.errors import ArealError, StorageError

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from areal_conformance.outcome import Outcome
-from areal_conformance.run.record import ALLOWED, DISTANCE, Record, Row, Source
+from areal_conformance.outcome import ALLOWED, DISTANCE, Outcome
+from areal_conformance.run.record import Record, Row, Source
 
 FOOTER = "A pass shows that no error was found, not that there is none."
 LEVELS = ("static", "single", "distributed", "loop", "faults", "numbers")

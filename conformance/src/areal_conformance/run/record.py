@@ -20,8 +20,6 @@ from areal_core.contract.errors import ConfigError, StorageError
 
 SCHEMA = 1
 """Of report.json. A field more keeps the number; one less, or another meaning, raises it."""
-DISTANCE, ALLOWED = "distance from the oracle", "distance allowed"
-"""The numbers of a check of learning that the report tells at the top: how far a pair is from the reference."""
 
 
 @frozen(kw_only=True)

@@ -17,8 +17,7 @@ from areal_conformance.benches.pair import PROMPTS, Pair, PairBench
 from areal_conformance.benches.train import read_folder
 from areal_conformance.check import Level, check
 from areal_conformance.oracles.learning import LearningPath, Surrogate, reward, rewarded
-from areal_conformance.outcome import expect
-from areal_conformance.run.record import ALLOWED, DISTANCE
+from areal_conformance.outcome import ALLOWED, DISTANCE, expect
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import ObjectiveSpec, OptimizerSpec
 
