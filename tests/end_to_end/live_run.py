@@ -19,7 +19,7 @@ from attrs import define, field
 from areal_core.observe.jsonl import read_lines
 from areal_tasks.quickstart.quickstart import preset_path
 
-PATIENCE_S = 120.0
+PATIENCE_S = 400.0
 """A deadline for a run on a busy machine, never a measure of speed."""
 
 

@@ -31,7 +31,6 @@ def test_a_step_that_the_run_does_not_have_is_refused_by_the_plan(model: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_every_worker_of_a_run_writes_its_trace(tmp_path: Path, model: Path) -> None:
     """Trainer and generator, of step 2 and no other; terminal and report say where."""
     folder = tmp_path / "run"

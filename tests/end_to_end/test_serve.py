@@ -58,7 +58,7 @@ KEYS = [
 def clients(folder: Path, number: int) -> list[float]:
     """Have so many sessions, and return their rewards in the order in which they began."""
     words = [sys.executable, "-c", CLIENTS, str(folder / "online.json"), str(number)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     rewards: list[float] = json.loads(done.stdout)
     return rewards
@@ -126,7 +126,7 @@ def test_clients_teach_the_policy_that_serves_them(tmp_path: Path, model: Path) 
 
 def python(folder: Path, *words: str) -> str:
     """Run a file of Python in a folder; return what it prints."""
-    done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

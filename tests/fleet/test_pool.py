@@ -202,6 +202,27 @@ def test_a_replica_that_keeps_failing_is_left_alone_until_the_cooldown_is_over()
     run(test)
 
 
+def test_a_trial_that_its_caller_gives_up_leaves_room_for_another() -> None:
+    """It says nothing about the replica; of any other request nothing changes."""
+
+    async def test() -> None:
+        clock = StepClock()
+        breaker = Breaker(threshold=1, cooldown_s=5.0, clock=clock)
+        late = breaker.begin()
+        breaker.failure(breaker.begin())
+        await clock.advance(5.0)
+        trial = breaker.begin()
+
+        breaker.cancelled(late)
+        assert (breaker.state, breaker.allows) == (BreakerState.HALF_OPEN, False)
+        breaker.cancelled(trial)
+        assert (breaker.state, breaker.allows) == (BreakerState.OPEN, True)
+        breaker.success(breaker.begin())
+        assert breaker.state is BreakerState.CLOSED
+
+    run(test)
+
+
 def test_requests_that_fail_together_are_one_incident() -> None:
     """Sixty requests lost at once do not open the breaker; a failed trial opens it again at once."""
 

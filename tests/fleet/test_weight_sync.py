@@ -116,6 +116,20 @@ def test_an_update_that_changes_nothing_is_visible(runs: list[Run]) -> None:
     assert update.unchanged == update.num_tensors
 
 
+def test_a_fleet_that_outlived_a_trainer_is_ahead_and_the_update_is_told_by_the_version_of_the_policy(
+    runs: list[Run],
+) -> None:
+    """Engines count on, the run counts back: what is written of an update is what the run calls it."""
+    run = Run()
+    runs.append(run)
+    run.pool.ahead = 3
+
+    update = asyncio.run(run.sync.update(2))
+
+    assert (update.version, run.sync.version) == (2, 2)
+    assert [worker.version for worker in run.serving] == [5, 5]
+
+
 def test_generation_goes_on_until_the_commit_when_engines_stage(runs: list[Run]) -> None:
     """A staged engine is paused after it received; one that cannot stage is paused before."""
     orders = []

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from areal_core.config.schema import CheckpointConfig
-from areal_core.contract.errors import StorageError
-from areal_core.loop.checkpoint import PATIENCE_S, RETRY_S, Checkpoints, Progress
+from areal_core.contract.errors import CheckpointError, StorageError
+from areal_core.loop.checkpoint import PATIENCE_S, RETRY_S, Checkpoints, Progress, restore
 from areal_core.loop.learner import Learner
 from areal_core.loop.run_folder import RunFolder
 from areal_core.testing.clock import StepClock
@@ -154,3 +155,30 @@ def test_a_removed_run_folder_is_told_at_once_and_not_made_again(tmp_path: Path)
         asyncio.run(bench.checkpoints.save(_progress(1)))
 
     assert not root.exists()
+
+
+class Restored:
+    """A train group that remembers what it was brought back to."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+
+    async def load_state(self, path: Path) -> None:
+        self.told.append(path)
+
+    async def set_version(self, version: int) -> None:
+        self.told.append(version)
+
+
+def test_every_training_role_is_brought_back_or_the_run_does_not_go_on(tmp_path: Path) -> None:
+    """The critic from its own folder; a checkpoint of a run without one is refused by name."""
+    actor, critic = Restored(), Restored()
+    learner = cast(Learner, SimpleNamespace(actor=actor, critic=critic))
+    with pytest.raises(CheckpointError, match="has no critic"):
+        asyncio.run(restore(tmp_path, learner, _progress(7)))
+    (tmp_path / "critic").mkdir()
+    actor.told.clear()
+    asyncio.run(restore(tmp_path, learner, _progress(7)))
+
+    assert actor.told == [tmp_path / "actor", 7]
+    assert critic.told[:1] == [tmp_path / "critic"]

@@ -99,7 +99,8 @@ def test_every_role_takes_part_and_what_is_trained_knows_its_version(tmp_path: P
         assert [[name for name, _ in worker.calls[1:]] for worker in workers] == [steps, steps, ["forward"]]
         assert [worker.versions() for worker in workers] == [[5], [5], []]
         assert [report.stepped for report in update.reports] == [True] * 3
-        assert {"reference_kl", "behaviour_weight", "critic/loss"} <= update.metrics.keys()
+        assert {"reference_kl", "behaviour_weight", "critic/loss", "critic/grad_norm"} <= update.metrics.keys()
+        assert update.metrics["critic/grad_norm"].weight == 3 and update.metrics["critic/grad_norm"].value > 0
         for worker in workers:
             await worker.call("close", timeout_s=60.0)
 

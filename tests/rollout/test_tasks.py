@@ -106,6 +106,17 @@ def test_other_rows_in_the_same_number_are_noticed() -> None:
         TaskSource([{**row, "prompt": row["prompt"] + "?"} for row in rows], seed=1).restore(state)
 
 
+@pytest.mark.parametrize("tenth", range(10))
+def test_other_rows_in_a_tenth_of_the_data_set_are_noticed(tenth: int) -> None:
+    """Wherever that is: the rows looked at are spread over all."""
+    rows = [{"number": number} for number in range(1000)]
+    state = TaskSource(rows, seed=1).state()
+    there = range(100 * tenth, 100 * (tenth + 1))
+
+    with pytest.raises(DatasetError, match="the data set holds other rows"):
+        TaskSource([{"number": -1 - n if n in there else n} for n in range(1000)], seed=1).restore(state)
+
+
 @given(data=st.data(), finished=st.sets(st.integers(0, 12)), kept=st.sets(st.integers(0, 12)))
 def test_what_is_held_is_neither_issued_nor_passed_over(
     data: st.DataObject, finished: set[int], kept: set[int]
