@@ -124,7 +124,7 @@ def _cohere(drawn: Drawn) -> Json:
 
 
 def _glm4(drawn: Drawn) -> Json:
-    part = {"half": 0.5, "quarter": 0.25}[drawn["rotary"]]
+    part = {"half": 0.5, "most": 0.75}[drawn["rotary"]]
     config = {**decoder(drawn), "head_dim": _head(drawn), "attention_bias": drawn["bias"] == "attention"}
     if "rope_parameters" in config:
         config["rope_parameters"]["partial_rotary_factor"] = part
@@ -197,7 +197,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         _cohere,
     ),
     "glm4": Architecture(
-        "Glm4ForCausalLM", axes_of(rotary=("half", "quarter"), bias=("none", "attention"), **_SOME), _glm4
+        "Glm4ForCausalLM", axes_of(rotary=("half", "most"), bias=("none", "attention"), **_SOME), _glm4
     ),
     "gpt2": Architecture("GPT2LMHeadModel", axes_of(_NO_ROPE, heads=("each",)), _gpt2),
     "opt": Architecture("OPTForCausalLM", axes_of((*_NO_ROPE, "eps"), heads=("each",)), _opt),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import tempfile
 from pathlib import Path
 
 import torch
@@ -40,8 +41,8 @@ def folder_of(drawn: Drawn) -> Path:
 
 @functools.cache
 def _written(architecture: str, values: tuple[tuple[str, str], ...], seed: int, head_dim: int) -> Path:
-    path = store() / f"zoo-{_written.cache_info().currsize:03d}"
-    return write(path, Drawn(architecture, dict(values), seed, head_dim))
+    path = Path(tempfile.mkdtemp(prefix="zoo-", dir=store()))
+    return write(path / architecture, Drawn(architecture, dict(values), seed, head_dim))
 
 
 def write(path: Path, drawn: Drawn) -> Path:
