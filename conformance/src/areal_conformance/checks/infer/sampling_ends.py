@@ -55,7 +55,7 @@ async def path_of(bench: InferBench, engine: InferenceEngine, prompt: tuple[int,
     return (await engine.generate(bench.ask(*prompt, name="path", max_new_tokens=LENGTH))).output_ids
 
 
-async def _ask_and_expect(
+async def ask_and_expect(
     bench: InferBench,
     engine: InferenceEngine,
     prompt: tuple[int, ...],
@@ -76,7 +76,7 @@ async def end_at_budget(bench: InferBench) -> None:
     async with bench.engine() as engine:
         await bench.update(engine, ending(bench))
         for budget in (1, 2, 8):
-            await _ask_and_expect(bench, engine, (5, 9, 7), (END,), StopReason.STOP, max_new_tokens=budget)
+            await ask_and_expect(bench, engine, (5, 9, 7), (END,), StopReason.STOP, max_new_tokens=budget)
 
 
 @rule("infer.sampling.several_ends")
@@ -92,7 +92,7 @@ async def several_ends(bench: InferBench) -> None:
     folder = _with_ends(bench, whole, ends)
     async with bench.engine(model=folder, fresh=True) as engine:
         for prompt, path in paths.items():
-            await _ask_and_expect(bench, engine, prompt, *ended_by(path, ends))
+            await ask_and_expect(bench, engine, prompt, *ended_by(path, ends))
 
 
 def _with_ends(bench: InferBench, whole: Path, ends: list[int]) -> Path:
@@ -111,7 +111,7 @@ async def ignore_eos(bench: InferBench) -> None:
         await bench.update(engine, ending(bench))
         for count in (1, 6):
             ends = (END,) * count
-            await _ask_and_expect(bench, engine, (5, 9), ends, StopReason.LENGTH, ignore_eos=True, max_new_tokens=count)
+            await ask_and_expect(bench, engine, (5, 9), ends, StopReason.LENGTH, ignore_eos=True, max_new_tokens=count)
         asked = bench.asks([(5, 9, n) for n in range(6)], ignore_eos=[False, True], max_new_tokens=5)
         lengths = [len(result.output_ids) for result in await bench.together(engine, asked)]
     expect(lengths == [1, 5] * 3, f"every second request of a batch ignores the end: lengths [1, 5] * 3, got {lengths}")
@@ -125,15 +125,15 @@ async def stop_tokens(bench: InferBench) -> None:
             path = await path_of(bench, engine, prompt)
             never = next(token for token in range(63, 1, -1) if token not in path)
             for ids in ((path[0],), (path[5],), (never, path[-1]), (path[9], path[4], never), (never,), ()):
-                judged = await _ask_and_expect(bench, engine, prompt, *ended_by(path, ids), stop_token_ids=ids)
+                judged = await ask_and_expect(bench, engine, prompt, *ended_by(path, ids), stop_token_ids=ids)
                 expect_policy(bench, *judged)
             place = path.index(path[6])
             asked = {"stop_token_ids": (path[6],), "max_new_tokens": place + 1}
-            judged = await _ask_and_expect(bench, engine, prompt, path[: place + 1], StopReason.STOP, **asked)
+            judged = await ask_and_expect(bench, engine, prompt, path[: place + 1], StopReason.STOP, **asked)
             expect_policy(bench, *judged)
             unseen = next((token for token in prompt if token not in path), None)
             if unseen is not None:
-                await _ask_and_expect(bench, engine, prompt, path, StopReason.LENGTH, stop_token_ids=(unseen,))
+                await ask_and_expect(bench, engine, prompt, path, StopReason.LENGTH, stop_token_ids=(unseen,))
 
 
 @rule("infer.sampling.stop_tokens_and_end", requires=("sampling.stop_tokens", "sampling.ignore_eos"))
@@ -141,11 +141,11 @@ async def stop_tokens_and_end(bench: InferBench) -> None:
     """Stop tokens come beside the model's end tokens, not in their place, and count where those are ignored."""
     async with bench.engine("sampling.stop_tokens", "sampling.ignore_eos") as engine:
         await bench.update(engine, ending(bench))
-        await _ask_and_expect(bench, engine, (5, 9), (END,), StopReason.STOP, stop_token_ids=(40,))
+        await ask_and_expect(bench, engine, (5, 9), (END,), StopReason.STOP, stop_token_ids=(40,))
         both = {"stop_token_ids": (40, END), "ignore_eos": True}
-        await _ask_and_expect(bench, engine, (5, 9), (END,), StopReason.STOP, **both)
+        await ask_and_expect(bench, engine, (5, 9), (END,), StopReason.STOP, **both)
         other = {"stop_token_ids": (40,), "ignore_eos": True, "max_new_tokens": 4}
-        await _ask_and_expect(bench, engine, (5, 9), (END,) * 4, StopReason.LENGTH, **other)
+        await ask_and_expect(bench, engine, (5, 9), (END,) * 4, StopReason.LENGTH, **other)
 
 
 @rule("infer.sampling.min_tokens", requires=("sampling.min_tokens",))
@@ -215,7 +215,7 @@ async def ends_apart(bench: InferBench) -> None:
             path = await path_of(bench, engine, prompt)
             ends = text_ends(bench, path)
             text, token = ends[8 + number][-2:], path[5 + number]
-            by_text, by_token = _stopped(ends, path, [text]), path[: path.index(token) + 1]
+            by_text, by_token = stopped(ends, path, [text]), path[: path.index(token) + 1]
             cases: list[tuple[dict[str, Any], tuple[int, ...], StopReason]] = [
                 ({"stop": (text,)}, *by_text),
                 ({"stop_token_ids": (token,)}, by_token, StopReason.STOP),
@@ -243,14 +243,14 @@ async def stop_strings(bench: InferBench) -> None:
                 strings = [_cut(draw, ends) for _ in range(1 + number % 3)]
                 if number % 2:
                     strings.insert(number % len(strings), "@never@")
-                wanted, reason = _stopped(ends, path, strings)
-                judged = await _ask_and_expect(bench, engine, prompt, wanted, reason, stop=tuple(strings))
+                wanted, reason = stopped(ends, path, strings)
+                judged = await ask_and_expect(bench, engine, prompt, wanted, reason, stop=tuple(strings))
                 expect_policy(bench, *judged)
-            await _ask_and_expect(bench, engine, prompt, path, StopReason.LENGTH, stop=("@never@", "#"))
+            await ask_and_expect(bench, engine, prompt, path, StopReason.LENGTH, stop=("@never@", "#"))
             strings = [ends[7][-3:]]
-            wanted, reason = _stopped(ends, path, strings)
+            wanted, reason = stopped(ends, path, strings)
             asked = {"stop": tuple(strings), "max_new_tokens": len(wanted)}
-            judged = await _ask_and_expect(bench, engine, prompt, wanted, reason, **asked)
+            judged = await ask_and_expect(bench, engine, prompt, wanted, reason, **asked)
             expect_policy(bench, *judged)
 
 
@@ -267,14 +267,14 @@ async def stop_strings_prior(bench: InferBench) -> None:
                     text = ends[cut + after][len(ends[max(0, cut - before)]) :]
                     if text in ends[cut]:
                         continue
-                    wanted, reason = _stopped(ends, path, [text])
+                    wanted, reason = stopped(ends, path, [text])
                     asked = {"num_prior": cut, "stop": (text,), "max_new_tokens": LENGTH - cut}
                     given = (*prompt, *path[:cut])
-                    await _ask_and_expect(bench, engine, given, wanted[cut:], reason, **asked)
+                    await ask_and_expect(bench, engine, given, wanted[cut:], reason, **asked)
                     num_tried += 1
             joined = text_ends(bench, prompt[-1:])[-1] + ends[1]
-            wanted, reason = _stopped(ends, path, [joined])
-            await _ask_and_expect(bench, engine, prompt, wanted, reason, stop=(joined,))
+            wanted, reason = stopped(ends, path, [joined])
+            await ask_and_expect(bench, engine, prompt, wanted, reason, stop=(joined,))
         if not num_tried:
             raise Inconclusive("no greedy path has a string that begins in one part and ends in the next")
 
@@ -293,7 +293,7 @@ async def stop_strings_min(bench: InferBench) -> None:
                 if not places or places[0] == least:
                     continue
                 asked = {"stop": (first, then), "min_new_tokens": least}
-                await _ask_and_expect(bench, engine, prompt, path[: places[0]], StopReason.STOP, **asked)
+                await ask_and_expect(bench, engine, prompt, path[: places[0]], StopReason.STOP, **asked)
 
 
 def ended_by(path: tuple[int, ...], tokens: Sequence[int]) -> tuple[tuple[int, ...], StopReason]:
@@ -302,9 +302,9 @@ def ended_by(path: tuple[int, ...], tokens: Sequence[int]) -> tuple[tuple[int, .
     return (path, StopReason.LENGTH) if place is None else (path[: place + 1], StopReason.STOP)
 
 
-def text_ends(bench: InferBench, path: tuple[int, ...]) -> list[str]:
-    """Return the text of the first 0, 1, 2, ... tokens of a path."""
-    tokenizer = load_tokenizer(bench.model())
+def text_ends(bench: InferBench, path: tuple[int, ...], model: Path | None = None) -> list[str]:
+    """Return the text of the first 0, 1, 2, ... tokens of a path, as the tokenizer of a model folder spells them."""
+    tokenizer = load_tokenizer(model or bench.model())
     return ["", *(tokenizer.decode(list(path[: n + 1]), skip_special_tokens=False) for n in range(len(path)))]
 
 
@@ -315,7 +315,7 @@ def _cut(draw: random.Random, ends: list[str]) -> str:
     return ends[stop][len(ends[start]) :]
 
 
-def _stopped(ends: list[str], path: tuple[int, ...], strings: list[str]) -> tuple[tuple[int, ...], StopReason]:
+def stopped(ends: list[str], path: tuple[int, ...], strings: list[str]) -> tuple[tuple[int, ...], StopReason]:
     """Return what is left of a path that stops at strings, and why it ends."""
     for count in range(1, len(ends)):
         if any(string in ends[count] for string in strings):

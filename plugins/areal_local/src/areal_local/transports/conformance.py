@@ -40,18 +40,6 @@ def _waits_for_the_disk(transport: WeightTransport) -> bool:
     return len(synced) >= 3  # the tensors, the index, and the folder that names it
 
 
-def _told(*keys: str) -> Any:  # Any: what a variant takes
-    """Return a function that tells which of these an offer has, and its numbers under them."""
-
-    def told(transport: WeightTransport) -> list[Any]:
-        offer = transport.open(1)
-        found = [offer.location.get(key) for key in keys]
-        transport.release(offer)
-        return found
-
-    return told
-
-
 def _has_a_path(transport: WeightTransport) -> bool:
     """Return whether a version lies in a file that has a name."""
     offer = transport.open(1)
@@ -61,21 +49,22 @@ def _has_a_path(transport: WeightTransport) -> bool:
     return found
 
 
-_BUCKETS = Variant(options={"bucket_bytes": 257}, shows=_told("bucket_bytes"))
+_SMALL = "checks of bytes set it themselves, and look that it is obeyed"
 _OTHERS_FOLDER = "where files lie: checks give every process a temporary folder of its own, which empty stands for"
 
 DISK = Adapter(
-    variants={"fsync": Variant(options={"fsync": True}, shows=_waits_for_the_disk), "small": _BUCKETS},
-    without_effect={"root": _OTHERS_FOLDER},
+    variants={"fsync": Variant(options={"fsync": True}, shows=_waits_for_the_disk)},
+    without_effect={"root": _OTHERS_FOLDER, "bucket_bytes": _SMALL},
 )
 SHM = Adapter(
-    variants={"file": Variant(options={"backing": "file"}, shows=_has_a_path), "small": _BUCKETS},
-    without_effect={"folder": _OTHERS_FOLDER},
+    variants={"file": Variant(options={"backing": "file"}, shows=_has_a_path)},
+    without_effect={"folder": _OTHERS_FOLDER, "bucket_bytes": _SMALL},
 )
 COLLECTIVE = Adapter(
     thresholds=(Threshold(counts="bytes", at=512 * 1024),),
-    variants={"broadcast": Variant(options={"fan_out": "broadcast"}), "small": _BUCKETS},
+    variants={"broadcast": Variant(options={"fan_out": "broadcast"})},
     without_effect={
+        "bucket_bytes": _SMALL,
         "host": "the address participants meet at; this machine has one that all of them reach",
         "backend": "gloo is the only one without accelerators",
         "timeout_s": "set by the suite, whose checks of peers that never come would take a minute each",
