@@ -8,7 +8,6 @@ import pytest
 
 from areal_tasks.tiny import make_spell_model
 
-
 HERE = Path(__file__).parent
 TIMEOUT_S = 1800
 """Of a test with several whole runs, on a machine that has ten times as much to do as it can."""
