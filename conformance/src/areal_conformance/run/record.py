@@ -178,6 +178,8 @@ class Record:
 
 
 _CONVERTER = cattrs.Converter(forbid_extra_keys=True)
+for _words in (Tier, Outcome):  # a str by class, and so left as it is, which another process cannot be sent
+    _CONVERTER.register_unstructure_hook(_words, str)
 
 
 def plain(value: Any) -> Any:
