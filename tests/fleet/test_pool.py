@@ -202,6 +202,21 @@ def test_a_replica_that_keeps_failing_is_left_alone_until_the_cooldown_is_over()
     run(test)
 
 
+def test_a_replica_at_rest_is_drained_at_once() -> None:
+    """Also after it has served: nobody waits for requests that have ended."""
+
+    async def test() -> None:
+        fleet = Fleet(2)
+        await fleet.generate()
+        before = fleet.clock.now()
+        for worker in fleet.workers:
+            await fleet.pool.drain(worker.id)
+
+        assert fleet.clock.now() == before
+
+    run(test)
+
+
 def test_a_trial_that_its_caller_gives_up_leaves_room_for_another() -> None:
     """It says nothing about the replica; of any other request nothing changes."""
 
