@@ -6,6 +6,8 @@ Does not know: families, or how an engine cuts them.
 
 from __future__ import annotations
 
+from functools import partial
+
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Inconclusive, expect
@@ -21,9 +23,10 @@ _PROGRAMS = "areal_conformance.ranks.zoo"
 A_LAYOUT = 3
 """Models drawn for each layout, of as many families."""
 STEPS = 8
+rule = partial(check, level=Level.DISTRIBUTED, law=6, ranks=2, requires=("parallel.data",))
 
 
-@check("train.ranks.zoo", level=Level.DISTRIBUTED, law=6, spec="train#models", ranks=2, deadline_s=180.0)
+@rule("train.ranks.zoo", spec="train#models", deadline_s=180.0)
 def zoo(bench: TrainBench) -> None:
     """Models drawn from what config.json can say are scored and stepped by two ranks as by transformers in float64."""
     found = [*layouts(bench), *_of_experts(bench)]
@@ -44,7 +47,7 @@ def zoo(bench: TrainBench) -> None:
             expect(whole["gap"] <= 1e-5 + 1e-4 * whole["norm"], far)
 
 
-@check("train.ranks.moments", level=Level.DISTRIBUTED, law=6, spec="train#precision", ranks=2, deadline_s=120.0)
+@rule("train.ranks.moments", spec="train#precision", deadline_s=120.0)
 def moments(bench: TrainBench) -> None:
     """Ranks keep weights and moments in float32, whole or shared: steps without a gradient follow the formula."""
     if bench.dtype != "float32":
