@@ -101,29 +101,23 @@ def locator_of(asked: Asked) -> Locator:
     role = "pair" if asked.pair else asked.role or _only_role(asked.backend, asked.imports)
     if role not in CHECKED_ROLES:
         raise ConfigError(f"no checks for the role {role!r}", why=f"roles are {', '.join(CHECKED_ROLES)}")
-    name, ranks = asked.pair or asked.backend, asked.ranks or 1
-    return Locator(
-        role=role,
-        name=name,
-        device=asked.device,
-        ranks=ranks,
-        imports=asked.imports,
-        patience=asked.patience,
-        zoo=asked.zoo,
-    )
+    return _locator(asked, role, asked.pair or asked.backend, asked.ranks or 1)
 
 
 def _mutant(asked: Asked) -> Locator:
     found = proof().mutant_named(asked.mutant)
     role, _, name = found.of.partition("/")
-    ranks = asked.ranks or found.ranks
+    return _locator(asked, role, name, asked.ranks or found.ranks, mutant=found.name)
+
+
+def _locator(asked: Asked, role: str, name: str, ranks: int, *, mutant: str = "") -> Locator:
     return Locator(
         role=role,
         name=name,
         device=asked.device,
         ranks=ranks,
         imports=asked.imports,
-        mutant=found.name,
+        mutant=mutant,
         patience=asked.patience,
         zoo=asked.zoo,
     )

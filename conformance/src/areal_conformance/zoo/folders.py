@@ -18,6 +18,7 @@ from transformers import logging as transformers_logging
 from areal_conformance.benches.models import one_thread, quiet, store
 from areal_conformance.zoo.architectures import config_of
 from areal_conformance.zoo.traits import Drawn
+from areal_torch.testing.models import fill
 from areal_torch.tokenizers import SPECIAL_TOKENS, character_tokenizer
 
 GENERATION = {
@@ -58,7 +59,7 @@ def write(path: Path, drawn: Drawn) -> Path:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(drawn.seed)
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path), dtype=torch.float32)
-        _fill(model, int(config.get("hidden_size") or config["n_embd"]), drawn.seed)
+        fill(model, int(config.get("hidden_size") or config["n_embd"]), drawn.seed, spread=0.25)
         model.save_pretrained(path, max_shard_size=_SHARD_BYTES if drawn["files"] == "several" else "1GB")
     finally:
         transformers_logging.set_verbosity(verbosity)
@@ -70,15 +71,3 @@ def write(path: Path, drawn: Drawn) -> Path:
     letters = "".join(map(chr, range(0x61, 0x61 + int(config["vocab_size"]) - len(SPECIAL_TOKENS))))
     character_tokenizer(letters).save_pretrained(path)
     return path
-
-
-def _fill(model: torch.nn.Module, hidden: int, seed: int) -> None:
-    """Give every parameter numbers that matter: matrices wide enough, norms and biases unlike their neutral values."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in sorted(model.named_parameters()):
-            noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.ndim > 1:
-                parameter.copy_(noise * 1.5 * hidden**-0.5)
-            else:
-                parameter.copy_(noise * 0.25 + (0.0 if name.endswith("bias") else 1.0))

@@ -33,13 +33,13 @@ from areal_core.contract.train import EngineInfo
 from areal_core.contract.weights import Receipt, WeightSource
 from areal_serving import environment
 from areal_serving.calls import Calls, State
-from areal_serving.dialect import Dialect, Gauges, Reply, ServerFacts
+from areal_serving.dialect import Dialect, Gauges, ServerFacts
 from areal_serving.direct import DirectDialect, DirectTransfer
 from areal_serving.follower import Follower
 from areal_serving.http import Api, ServerAnswer, ServerGone
 from areal_serving.model import ServedModel
 from areal_serving.options import ServedOptions
-from areal_serving.outputs import NOTHING, cut_at_stop, generation_of
+from areal_serving.outputs import NOTHING, cut_at_stop, generation_of, timings_of
 from areal_serving.policy_adapter import AdapterStaging, PolicyAdapter, PolicyRoutes
 from areal_serving.profiling import ServedTraces, ServerProfiler
 from areal_serving.refusals import refuse_axes
@@ -214,7 +214,7 @@ class ServedEngine:
             running.slots.release()
         if request.sampling.stop:
             reply = await asyncio.to_thread(cut_at_stop, reply, request, running.model.path)
-        return generation_of(reply, self._timings(arrived, granted, reply))
+        return generation_of(reply, timings_of(reply, total_s=self._clock() - arrived, waited_s=granted - arrived))
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop computing tokens before returning; `abort` returns what is in flight, also what has not begun.
@@ -487,15 +487,6 @@ class ServedEngine:
     async def _beats(self, api: Api) -> tuple[int, bool]:
         gauges, running = await self.dialect.gauges(api), self._now
         return gauges.tokens_generated, running is not None and running.calls.expected
-
-    def _timings(self, arrived: float, granted: float, reply: Reply) -> Timings:
-        total, waited = self._clock() - arrived, granted - arrived
-        queued = min(total, waited + reply.queued_s)
-        return Timings(
-            queued_s=queued,
-            first_token_s=min(total, max(queued, waited + reply.first_token_s)),  # some servers do not tell
-            total_s=total,
-        )
 
 
 def _closed() -> GenerationFailed:

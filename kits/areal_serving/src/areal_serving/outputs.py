@@ -30,6 +30,16 @@ _REASONS: Mapping[str, StopReason] = {
 }
 
 
+def timings_of(reply: Reply, *, total_s: float, waited_s: float) -> Timings:
+    """Return how long a request took, of which it waited before the server had it."""
+    queued = min(total_s, waited_s + reply.queued_s)
+    return Timings(
+        queued_s=queued,
+        first_token_s=min(total_s, max(queued, waited_s + reply.first_token_s)),  # some servers do not tell
+        total_s=total_s,
+    )
+
+
 def generation_of(reply: Reply, timings: Timings) -> Generation:
     """Return the contract's form of a reply.
 

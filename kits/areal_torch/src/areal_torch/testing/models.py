@@ -66,14 +66,7 @@ def make_tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = builder.from_config(config, dtype=torch.float32)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in sorted(model.named_parameters()):
-            noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.ndim > 1:
-                parameter.copy_(noise * 1.5 * hidden**-0.5)
-            else:
-                parameter.copy_(noise * 0.1 + (0.0 if name.endswith("bias") else 1.0))
+    fill(model, hidden, seed)
     model.save_pretrained(path)
     characters = _characters(vocab_size)
     if kind == "qwen2":  # AutoTokenizer reads any tokenizer beside a qwen2 model as a byte-level one
@@ -96,6 +89,22 @@ _IMAGE_PROCESSOR = {
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
 }
+
+
+def fill(model: torch.nn.Module, hidden: int, seed: int, *, spread: float = 0.1) -> None:
+    """Give every parameter numbers that matter: matrices wide enough, norms and biases unlike their neutral values.
+
+    Args:
+        spread: How far norms and biases are from those, one standard deviation.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim > 1:
+                parameter.copy_(noise * 1.5 * hidden**-0.5)
+            else:
+                parameter.copy_(noise * spread + (0.0 if name.endswith("bias") else 1.0))
 
 
 def _config(
