@@ -132,7 +132,8 @@ def test_a_server_over_two_hosts_is_replaced_when_a_part_of_it_dies(
     folder = tmp_path / "run"
     place = f"rollout.placement={{num_hosts: 2, hosts: ['{THERE}', '{HERE}']}}"
     wide = (f"rollout.backend={backend}", "rollout.options.kv_cache_gib=0.25", place, "actor.backend=fsdp:d1")
-    words = command(folder, model, *SMALL[1:], "steps=6", *wide, "evaluation.before=false")
+    steps = 60  # more than pass while the server is looked for
+    words = command(folder, model, *SMALL[1:], f"steps={steps}", *wide, "evaluation.before=false")
     with live_run([*prefix, *words], folder) as run:
         run.patience_s = SERVED_PATIENCE_S
         run.wait_for_step(2)
@@ -144,7 +145,7 @@ def test_a_server_over_two_hosts_is_replaced_when_a_part_of_it_dies(
         code, output = run.wait(SERVED_PATIENCE_S)
 
         assert code == 0, output
-        assert (len(run.steps()), run.summary()["weight_updates"]) == (6, 6)
+        assert (len(run.steps()), run.summary()["weight_updates"]) == (steps, steps)
         (lost,) = _told(run, "replica_lost")
         assert "rollout/1 lost its part of replica rollout/0" in str(lost["error"])
         assert run.survivors() == []
