@@ -22,15 +22,17 @@ MANIFESTS := pyproject.toml $(wildcard kits/*/pyproject.toml plugins/*/pyproject
 .PHONY: mutation quickstart test test-runs test-slow test-long test-hostile test-cluster test-browser test-vllm test-sglang test-environments test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench wheels lock conformance conformance-quick clean
 .DEFAULT_GOAL := quickstart
 
-$(BASE): $(MANIFESTS)
+$(VENV)/pyvenv.cfg:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet $(PIN) "$(TORCH)"
-	$(BIN)/pip install --quiet $(PIN) $(PACKAGES)
+
+$(BASE): $(MANIFESTS) | $(VENV)/pyvenv.cfg
+	$(BIN)/pip install --quiet $(PIN) "$(TORCH)" $(PACKAGES)
 	touch $(BASE)
 
-$(DEV): $(BASE)
-	$(BIN)/pip install --quiet $(PIN) $(EXTRAS)
-	touch $(DEV)
+# One command names it all: pip looks at nothing else, and a second one would break what the first installed.
+$(DEV): $(MANIFESTS) | $(VENV)/pyvenv.cfg
+	$(BIN)/pip install --quiet $(PIN) "$(TORCH)" $(PACKAGES) $(EXTRAS)
+	touch $(BASE) $(DEV)
 
 quickstart: $(BASE) ## train a small model and show the curve
 	$(BIN)/areal quickstart $(ARGS)
