@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from attrs import frozen
 
+from areal_config.plan_text import describe_plan
 from areal_core.config.load import load_config
 from areal_core.config.plan import Plan, make_plan
-from areal_core.config.plan_text import describe_plan
 from areal_core.config.weight_transport import TransportPlan, choose_transport, reachable
 from areal_core.contract.abilities import ABILITIES
 from areal_core.contract.errors import ArealError, CapabilityError, PlanError, ResourceError

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from attrs import frozen
 
+from areal_config.plan_text import describe_plan
 from areal_core.config.load import load_config
 from areal_core.config.plan import Plan, make_plan
-from areal_core.config.plan_text import describe_plan
 from areal_core.contract.device import Device
 from areal_core.contract.errors import (
     ArealError,

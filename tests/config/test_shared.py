@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from areal_config.plan_text import describe_plan
 from areal_core.config.load import load_config
 from areal_core.config.plan import Plan, make_plan
-from areal_core.config.plan_text import describe_plan
 from areal_core.contract.errors import ArealError, CapabilityError, PlanError, ResourceError, WrongType
 from areal_core.contract.inference import PauseMode
 from areal_core.contract.scheduler import Together

@@ -9,10 +9,10 @@ import pytest
 from attrs import evolve
 
 from areal_config.machine import Machine, described
+from areal_config.plan_text import describe_plan
 from areal_core.cli.main import main
 from areal_core.config.load import load_config
 from areal_core.config.plan import Plan, make_plan, plan_here
-from areal_core.config.plan_text import describe_plan
 from areal_core.contract.errors import ConfigError, EngineMissing, PluginError, ResourceError
 from areal_core.plugins import extensions
 from areal_core.plugins.registry import Registry

@@ -12,10 +12,10 @@ import torch
 from attrs import evolve
 from safetensors.torch import load_file, save_file
 
+from areal_config.plan_text import describe_plan
 from areal_core.cli.train import train
 from areal_core.config.load import load_config
 from areal_core.config.plan import make_plan
-from areal_core.config.plan_text import describe_plan
 from areal_core.contract.clock import SystemClock
 from areal_core.contract.data import StopReason
 from areal_core.contract.errors import ArealError, PlanError

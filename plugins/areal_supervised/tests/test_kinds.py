@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from areal_config.plan_text import describe_plan
 from areal_core.config.load import load_config
 from areal_core.config.plan import Plan, make_plan
-from areal_core.config.plan_text import describe_plan
 from areal_core.contract.errors import ArealError
 from areal_core.contract.train import Head
 from areal_core.plugins.registry import Registry

@@ -12,10 +12,10 @@ import pytest
 import torch
 from attrs import define, evolve, field
 
+from areal_config.plan_text import describe_plan
 from areal_core.cli.train import train
 from areal_core.config.load import load_config
 from areal_core.config.plan import make_plan
-from areal_core.config.plan_text import describe_plan
 from areal_core.contract.errors import ArealError
 from areal_core.contract.train import Output
 from areal_core.plugins.claims import unsupported

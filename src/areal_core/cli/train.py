@@ -23,7 +23,6 @@ from rich.console import Console
 from areal_core.cli.main import INTERRUPTED
 from areal_core.config.load import load_config, redacted_keys
 from areal_core.config.plan import Plan, plan_here
-from areal_core.config.plan_text import describe_plan
 from areal_core.config.schema import RunConfig
 from areal_core.contract.errors import ConfigError, RunFolderError
 from areal_core.loop.run_folder import RunFolder
@@ -128,7 +127,7 @@ def train(
     plan = plan_here(run, registry, assume)
     preview: Preview | None = extension("preview") if dry_run and not assume else None
     first = preview(plan, registry) if preview else ""
-    console.print(describe_plan(plan), highlight=False, markup=False, soft_wrap=True)
+    console.print(str(plan), highlight=False, markup=False, soft_wrap=True)
     if dry_run:
         if resume and (tell := extension("changes")) and (changed := tell(RunFolder.of(run).config, plan.config)):
             console.print(changed, highlight=False, markup=False, soft_wrap=True)

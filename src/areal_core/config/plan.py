@@ -31,7 +31,7 @@ from areal_core.contract.errors import CapabilityError, ConfigError, PlanError
 from areal_core.contract.train import Head, ObjectiveSpec
 from areal_core.contract.version import ageing
 from areal_core.plugins.devices import count_visible
-from areal_core.plugins.extensions import CheckAlgorithm, DescribeMachine, ModelHub, extension, need
+from areal_core.plugins.extensions import CheckAlgorithm, DescribeMachine, DescribePlan, ModelHub, extension, need
 from areal_core.plugins.registry import Registry
 
 _ALL_TAKEN = "rollout.dynamic_batch does nothing without rollout.accept: no group is left out of a batch"
@@ -49,6 +49,11 @@ class Plan:
     objective: ObjectiveSpec
     critic_objective: ObjectiveSpec | None
     warnings: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Return who runs where, as people read it: the extension `plan_text`, or a line for each role without it."""
+        describe: DescribePlan | None = extension("plan_text")
+        return describe(self) if describe else "\n".join(f"{role.role}: {role.backend}" for role in self.roles)
 
     def role(self, name: str) -> RolePlan:
         """Return one role; KeyError if the run has none of that name."""

@@ -1,13 +1,12 @@
 """`placement: shared`: training and generation on the same devices, by turns.
 
-Knows: what turns ask of a run and what they forbid, who takes part, and the memory of both turns.
-Does not know: how devices change hands (`fleet.turns`).
+Knows: what turns ask of a run and what they forbid, and who takes part.
+Does not know: how devices change hands (`fleet.turns`), nor how much memory a turn needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from attrs import evolve
 
@@ -15,9 +14,6 @@ from areal_core.config.schema import SHARED, RunConfig, StalenessPolicy
 from areal_core.contract.device import CPU
 from areal_core.contract.errors import PlanError
 from areal_core.contract.scheduler import Share, Together
-
-if TYPE_CHECKING:
-    from areal_core.config.role_plan import RolePlan
 
 _ACTOR = "actor"
 _BESIDE = Together(role=_ACTOR, share=Share.DEVICES)
@@ -46,22 +42,6 @@ def by_turns(config: RunConfig) -> tuple[RunConfig, list[str]]:
 def takes_turns(role: str, owner: str, device: str) -> bool:
     """Tell whether a training role gives its memory back while the fleet generates: it is where the fleet is."""
     return device == CPU or _ACTOR in (role, owner)
-
-
-def memory_of_turns(roles: Sequence[RolePlan]) -> tuple[int, int]:
-    """Return bytes for weights and optimizer on one device in a turn of training and in one of generation.
-
-    On the CPU, where memory is one, they are those of all workers together.
-    """
-    training = generating = 0
-    for role in roles:
-        each = role.memory_per_worker // role.devices_per_worker
-        share = role.memory_per_worker * role.num_workers if role.device == CPU else each
-        if role.engine_role == "infer":
-            generating += share
-        elif takes_turns(role.role, role.placement.owner, role.device):
-            training += share
-    return training, generating
 
 
 def _forbidden(config: RunConfig) -> Iterator[tuple[str, str, str]]:

@@ -19,7 +19,6 @@ from attrs import evolve, frozen
 from areal_core.config.load import dump_config
 from areal_core.config.model_folder import load_tokenizer
 from areal_core.config.plan import Plan
-from areal_core.config.plan_text import describe_plan
 from areal_core.config.sampling import evaluation_sampling
 from areal_core.config.schema import RL, DataConfig, EvaluationSetConfig
 from areal_core.contract.errors import ArealError, DatasetError, ResourceError, WorkerError, storage_errors
@@ -132,7 +131,7 @@ class Run:
             RUN_STARTED,
             name=self._config.name,
             steps=self._config.steps,
-            plan=describe_plan(self._plan),
+            plan=str(self._plan),
             version=progress.version,
             resumed=bool(progress.tasks),
             **self._described(),

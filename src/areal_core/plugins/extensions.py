@@ -263,6 +263,9 @@ TellChanges = Callable[[Path, object], str]
 DescribeMachine = Callable[[str, "Registry"], tuple[Mapping[str, int], Callable[[Any], Sequence[str]]]]
 """Extension `machine`, of `cuda:8x80GB` or nothing for here: its devices; of a Plan, what cannot fit. Any: the plan."""
 
+DescribePlan = Callable[[Any], str]
+"""Extension `plan_text`, of a Plan: who runs where, from which weights, with how much memory. Any: the plan."""
+
 Preview = Callable[[Any, "Registry"], str]
 """Extension `preview`, of a Plan: what the first row becomes. Raises ConfigError. Any: the plan."""
 

@@ -16,10 +16,11 @@ from tempfile import TemporaryFile
 import psutil
 from attrs import Factory, frozen
 
+from areal_config.turns import memory_of_turns
 from areal_core.config.plan import Plan
 from areal_core.config.role_plan import RolePlan
 from areal_core.config.schema import SHARED
-from areal_core.config.shared import memory_of_turns, takes_turns
+from areal_core.config.shared import takes_turns
 from areal_core.contract.device import CPU
 from areal_core.contract.errors import ConfigError, ResourceError, StorageError
 from areal_core.loop.run_folder import RunFolder

@@ -17,7 +17,6 @@ from rich.console import Console
 from areal_core.cli.main import INTERRUPTED
 from areal_core.cli.train import PlainView, interrupts
 from areal_core.config.plan import Plan
-from areal_core.config.plan_text import describe_plan
 from areal_core.loop.run_folder import RunFolder
 from areal_core.plugins.extensions import RunReport, extension
 from areal_core.plugins.registry import Registry, default_registry
@@ -48,7 +47,7 @@ def replay_command(
     planned = plan_replay(run_folder, overrides, from_step=from_step, to_step=to_step, out=out)
     registry = default_registry()
     plan = resolve(planned, registry)
-    console.print(describe_plan(plan))
+    console.print(str(plan))
     console.print(f"replaying steps {planned.first + 1} to {planned.last} of {planned.of}")
     try:
         replayed = asyncio.run(_watched(planned, plan, registry, console, archive=out is None))

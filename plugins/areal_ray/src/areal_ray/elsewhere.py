@@ -16,7 +16,6 @@ from attrs import frozen
 from areal_config.machine import Machine, described
 from areal_core.config.load import load_config
 from areal_core.config.plan import Plan, make_plan
-from areal_core.config.plan_text import describe_plan
 from areal_core.config.schema import AUTO
 from areal_core.contract.device import CPU
 from areal_core.contract.errors import ConfigError, ResourceError
@@ -111,7 +110,7 @@ class RunElsewhere:
 
     def told(self) -> str:
         """Return the plan for people."""
-        return describe_plan(self.plan)
+        return str(self.plan)
 
     def on(self, nodes: Nodes) -> RunElsewhere:
         """Return the run on nodes, with warnings of what cannot fit there.

@@ -18,7 +18,6 @@ from rich.console import Console
 from areal_core.cli.train import PlainView
 from areal_core.config.load import dump_config, load_config
 from areal_core.config.plan import Plan, plan_here
-from areal_core.config.plan_text import describe_plan
 from areal_core.config.schema import RL, RunConfig
 from areal_core.contract.errors import ConfigError
 from areal_core.loop.run_folder import RunFolder
@@ -48,7 +47,7 @@ class Planned:
         return self.plan.warnings
 
     def __repr__(self) -> str:
-        return "\n\n".join(part for part in (describe_plan(self.plan), self.first) if part)
+        return "\n\n".join(part for part in (str(self.plan), self.first) if part)
 
 
 class Trainer:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from areal_config.turns import memory_of_turns
 from areal_core.config.plan import Plan
 from areal_core.config.role_plan import RolePlan
 from areal_core.config.schema import SHARED
-from areal_core.config.shared import memory_of_turns
 from areal_core.config.weight_transport import TransportPlan
 from areal_core.contract.device import CPU
 from areal_core.plugins.structure import unstructure
@@ -18,7 +18,7 @@ _BYTES = {" GiB": 2**30, " MiB": 2**20, " KiB": 2**10}
 
 
 def describe_plan(plan: Plan) -> str:
-    """Return the resolved plan as aligned plain text, warnings last."""
+    """Return the resolved plan as aligned plain text, warnings last: the extension `plan_text`."""
     config = plan.config
     lines = _aligned([_HEADINGS, *(_row(role) for role in plan.roles)])
     lines += filter(None, map(_placement, plan.roles))
@@ -64,11 +64,11 @@ def _row(role: RolePlan) -> tuple[str, ...]:
     return (
         role.role,
         str(role.backend),
-        str(role.num_workers),
+        str(ranks),
         role.device if role.device == "cpu" else f"{ranks} {role.device}",
         role.dtype,
         f"{role.model.architecture} {_short(role.model.num_parameters, _THOUSANDS)}",
-        f"{_short(role.memory_per_worker, _BYTES, ' B')} + activations or cache",
+        f"{_short(role.memory_per_worker // role.devices_per_worker, _BYTES, ' B')} + activations or cache",
     )
 
 
