@@ -15,11 +15,12 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
+import quiet
 from attrs import asdict, frozen
 
 from areal_core.plugins import devices
@@ -37,12 +38,18 @@ class Timing:
 
     median: float
     fastest: float
+    slowest: float
     repeats: int
 
     @classmethod
-    def of(cls, seconds: list[float]) -> Timing:
+    def of(cls, seconds: Sequence[float]) -> Timing:
         """Summarise repeats."""
-        return cls(median=statistics.median(seconds), fastest=min(seconds), repeats=len(seconds))
+        return cls(median=statistics.median(seconds), fastest=min(seconds), slowest=max(seconds), repeats=len(seconds))
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Return the median of repeats and how far they went to both sides."""
+    return {"median": statistics.median(values), "least": min(values), "most": max(values)}
 
 
 @frozen(kw_only=True)
@@ -76,10 +83,21 @@ class Result:
         return f"{self.name}: {self.ratio:.3g} ({self.what}; {goal}) {verdict}".rstrip()
 
 
+class _Parser(argparse.ArgumentParser):
+    """Reads a benchmark's arguments, and lets it begin on an idle machine only."""
+
+    def parse_args(self, *args: Any, **kwargs: Any) -> Any:  # Any: as argparse has it
+        options = super().parse_args(*args, **kwargs)
+        if not options.quick:
+            quiet.refuse_if_busy(anyway=options.busy)
+        return options
+
+
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    """Return a parser with `--quick`, described by the module's docstring."""
-    made = argparse.ArgumentParser(description=(doc or "").split("\n", 1)[0])
+    """Return a parser with `--quick` and `--busy`, described by the module's docstring."""
+    made = _Parser(description=(doc or "").split("\n", 1)[0])
     made.add_argument("--quick", action="store_true", help="tiny sizes: does it run, not how fast is it")
+    made.add_argument("--busy", action="store_true", help="measure although other work is going on")
     return made
 
 
@@ -138,6 +156,7 @@ def machine() -> dict[str, Any]:
         "accelerators": accelerators(),
         "cores": num_cores(),
         "load": os.getloadavg()[0],
+        "busy_cores_at_start": quiet.busy_at_start(),
         "python": platform.python_version(),
         **{name: _version(name) for name in PACKAGES},
     }

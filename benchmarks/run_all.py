@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import frame
+import quiet
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = (
@@ -20,6 +21,7 @@ SCRIPTS = (
     "packing",
     "train_step",
     "resume",
+    "rollout_processes",
     "episode_store",
     "reader_memory",
     "shared_devices",
@@ -28,6 +30,7 @@ SCRIPTS = (
     "kinds",
     "agents",
     "async_vs_sync",
+    "equal_steps",
     "time_to_reward",
 )
 """The short ones first. Never two at once: they measure the same cores. `served` and `prefix_sharing` are left out:
@@ -35,12 +38,12 @@ they measure one engine, which must be named, and need its environment."""
 TIMEOUT_S = 3 * 3600
 
 
-def run_one(name: str, *, quick: bool) -> tuple[int, float]:
+def run_one(name: str, *, flags: list[str]) -> tuple[int, float]:
     """Run one script; its lines go through. Return exit code and seconds."""
-    command = [sys.executable, str(HERE / f"{name}.py"), *(["--quick"] if quick else [])]
+    command = [sys.executable, str(HERE / f"{name}.py"), *flags]
     began = time.perf_counter()
     try:
-        code = subprocess.run(command, cwd=frame.ROOT, timeout=TIMEOUT_S).returncode
+        code = subprocess.run(command, cwd=frame.ROOT, env=quiet.unseen(), timeout=TIMEOUT_S).returncode
     except subprocess.TimeoutExpired:
         code = 124
     return code, time.perf_counter() - began
@@ -65,10 +68,11 @@ def main() -> int:
     parser = frame.parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=SCRIPTS, default=SCRIPTS)
     options = parser.parse_args()
+    flags = [flag for flag, asked in (("--quick", options.quick), ("--busy", options.busy)) if asked]
     since = time.time()
     failed = {}
     for name in options.only:
-        code, seconds = run_one(name, quick=options.quick)
+        code, seconds = run_one(name, flags=flags)
         if code:
             failed[name] = code
         print(f"  ({name} took {seconds:.0f} s)", flush=True)

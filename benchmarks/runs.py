@@ -42,6 +42,8 @@ class RunFigures:
     final: float | None
     """Greedy reward on the held-out rows after the last step."""
     evaluations: list[tuple[float, float]]
+    reached: list[tuple[float, float]]
+    """(seconds, held-out reward) of every evaluation after a step, evaluations not counted."""
     reward_last: float
     train_busy_s: float
     infer_busy_s: float
@@ -117,13 +119,19 @@ def figures(folder: Path) -> RunFigures:
     first, last = records[0], records[-1]
     began = first["time"] - first["seconds"] - first["eval_s"]
     tenth = max(1, len(records) // 10)
-    seconds = last["time"] - began - sum(record["eval_s"] for record in records)
+    paused, at = 0.0, {}
+    for record in records:
+        paused += record["eval_s"]
+        at[int(record["step"])] = record["time"] - began - paused
+    seconds = at[int(last["step"])]
+    evaluations = evaluation_points(History(records), Journal.of(events))
     return RunFigures(
         seconds=seconds,
         after_first_s=seconds - first["seconds"],
         steps=int(last["step"]),
         final=last.get("eval_reward"),
-        evaluations=evaluation_points(History(records), Journal.of(events)),
+        evaluations=evaluations,
+        reached=[(at[int(step)], reward) for step, reward in evaluations if int(step) in at],
         reward_last=sum(record["reward"] for record in records[-tenth:]) / tenth,
         train_busy_s=last["train_busy_s"],
         infer_busy_s=last["infer_busy_s"],

@@ -1,7 +1,7 @@
 """What both TRL scripts share: the same prompts, reward, evaluation and clock as areal's run.
 
 Runs in TRL's own environment; nothing of areal is imported here. Prompts, answers and reasoning-gym's entries
-come in files that `time_to_reward.py` writes from areal's data sets, so both sides see the same rows in the same order.
+come in files that `equal_steps.py` writes from areal's data sets, so both sides see the same rows in the same order.
 """
 
 from __future__ import annotations
@@ -131,6 +131,7 @@ class TrainingTimer:
         self._began = self._paused = 0.0
         self.seconds = self._first = 0.0
         self.evaluations: list[tuple[int, float]] = []
+        self.reached: list[tuple[float, float]] = []
         self.rewards: list[float] = []
 
     def start(self) -> None:
@@ -143,16 +144,19 @@ class TrainingTimer:
         self.seconds = ended - self._began - self._paused
         self._first = self._first or self.seconds
         if self._options.eval_every and number % self._options.eval_every == 0:
-            self.evaluations.append((number, evaluation()))
+            reward = evaluation()
+            self.evaluations.append((number, reward))
+            self.reached.append((self.seconds, reward))
             self._paused += time.perf_counter() - ended
 
     def write(self, final: float, **details: Any) -> None:
-        """Write what `time_to_reward.py` reads. Any: json."""
+        """Write what `equal_steps.py` and `time_to_reward.py` read. Any: json."""
         record = {
             "seconds": self.seconds,
             "after_first_s": self.seconds - self._first,
             "final": final,
             "evaluations": self.evaluations,
+            "reached": self.reached,
             "rewards": self.rewards,
             **details,
         }

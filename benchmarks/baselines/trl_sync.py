@@ -1,7 +1,7 @@
 """TRL's GRPOTrainer on one of areal's tasks: synchronous, generation by transformers' `generate`.
 
-Run by `time_to_reward.py` in TRL's own environment. Same checkpoint, prompts, reward, group size, learning rate
-and clipping as areal's preset; what TRL and areal call differently is set to mean the same.
+Run by `equal_steps.py` and `time_to_reward.py` in TRL's own environment. Same checkpoint, prompts, reward, group size,
+learning rate and clipping as areal's preset; what TRL and areal call differently is set to mean the same.
 """
 
 from __future__ import annotations
