@@ -35,6 +35,7 @@ from areal_local.transports.config import DiskConfig, ShmConfig
 from areal_local.transports.disk import DiskTransport
 from areal_local.transports.shm import ShmTransport
 from areal_torch.bucketing import buckets
+from areal_torch.proved_copy import copy_proved, prove
 
 TENSOR_ELEMENTS = 1 << 20
 
@@ -75,7 +76,9 @@ def receive(transport: WeightTransport, offer: Offer, model: Mapping[str, Tensor
     for bucket in source.buckets():
         for name, tensor in bucket.items():
             coverage.check(name, tensor)
-            coverage.record(name, tensor if model is None else model[name].copy_(tensor))
+        held = prove(list(bucket.values())) if model is None else copy_proved((model[n], t) for n, t in bucket.items())
+        for name, digits in zip(bucket, held, strict=True):
+            coverage.record(name, digits)
     source.close()
     return coverage.receipt(time.perf_counter() - began)
 

@@ -63,16 +63,16 @@ def octets(raw: Tensor) -> memoryview:
     return memoryview((ctypes.c_ubyte * raw.numel()).from_address(raw.data_ptr())).cast("B")
 
 
-def fingerprint(tensor: Tensor) -> str:
-    """Hash dtype, shape and bytes of a tensor with xxh3-128; 32 hexadecimal digits.
+def fingerprint(tensor: Tensor, parts: Iterable[memoryview] | None = None) -> str:
+    """Hash dtype, shape and bytes of a tensor with xxh3-128; 32 hexadecimal digits. `parts` are its bytes, if at hand.
 
-    Any dtype, device and stride: equal values of equal dtype and shape give equal digits.
-    -0.0 and 0.0, and NaNs of different payload, differ, because their bytes do.
-    Not a defence against an adversary; it finds lost, stale, swapped and flipped bytes.
+    Any dtype, device and stride: equal values of equal dtype and shape give equal digits. -0.0 and 0.0, and NaNs of
+    different payload, differ, because their bytes do. It finds lost, stale, swapped and flipped bytes, no adversary's.
     """
     digest = xxhash.xxh3_128(f"{tensor.dtype}{list(tensor.shape)}".encode())
     raw = raw_bytes(tensor)
-    digest.update(octets(raw))
+    for part in parts or (octets(raw),):
+        digest.update(part)
     return digest.hexdigest()
 
 

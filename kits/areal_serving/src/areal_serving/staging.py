@@ -31,6 +31,7 @@ from areal_core.contract.weights import Receipt, TensorSpec, WeightManifest, Wei
 from areal_core.weights.coverage import Coverage
 from areal_core.weights.tensors import combined, num_bytes, torch_dtype
 from areal_serving.model import ServedModel
+from areal_torch.proved_copy import copy_proved
 from areal_torch.shared_memory import Segment, grow, has_anonymous
 
 WEIGHTS_FILE = "model.safetensors"
@@ -133,8 +134,9 @@ class Staging:
                         if stop.is_set():
                             raise WeightSyncError(f"receiving version {version} was aborted")
                         coverage.check(name, tensor)
-                        views[name].copy_(tensor)
-                        coverage.record(name, views[name])
+                    held = copy_proved([(views[name], tensor) for name, tensor in bucket.items()])
+                    for name, digits in zip(bucket, held, strict=True):
+                        coverage.record(name, digits)
                 receipt = coverage.receipt(self._clock() - started)
                 for name, carrier in followers.items():
                     views[name].copy_(views[carrier])

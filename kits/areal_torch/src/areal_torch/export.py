@@ -20,10 +20,10 @@ from torch import Tensor
 
 from areal_core.contract.errors import CoverageError, FingerprintMismatch
 from areal_core.contract.weights import Receipt, TensorSpec, WeightManifest, WeightSink
-from areal_core.weights.tensors import fingerprint
 from areal_torch import hf, lora
 from areal_torch.folder import storage_errors, write_folder
 from areal_torch.group import RankGroup, agree
+from areal_torch.proved_copy import prove
 
 FILE_BYTES = 4 << 30
 """Size at which a folder's weight file is cut."""
@@ -154,7 +154,7 @@ class Exporter:
 
         def write(bucket: dict[str, Tensor]) -> None:
             if sink is not None:
-                sent.update({name: fingerprint(tensor) for name, tensor in bucket.items()})
+                sent.update(zip(bucket, prove(list(bucket.values())), strict=True))
                 sink.write(bucket)
 
         def finish() -> None:

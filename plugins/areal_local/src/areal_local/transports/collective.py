@@ -30,6 +30,7 @@ from areal_local.transports.sink import CheckedSink
 from areal_torch.collective.group import BroadcastGroup
 from areal_torch.collective.rank_slot import RankSlot
 from areal_torch.collective.rendezvous import Connections, Rendezvous, Store
+from areal_torch.proved_copy import prove
 
 logger = logging.getLogger("areal.weights")
 
@@ -125,8 +126,8 @@ class Broadcaster:
         )
         self.group = self._form_group(self._rendezvous.roll_call(self._names, "ready"))
 
-    def write(self, bucket: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Send whole tensors; return their bytes on the CPU. They may still be leaving, so those are a copy."""
+    def write(self, bucket: Mapping[str, Tensor]) -> Mapping[str, str]:
+        """Send whole tensors; return their fingerprints. They may still be leaving, so what is sent is a copy."""
         assert self.group is not None
         self._rendezvous.check_open()
         sent: dict[str, Tensor] = {}
@@ -137,7 +138,7 @@ class Broadcaster:
             sent[name] = plain.contiguous() if at_hand else torch.empty(plain.shape, dtype=plain.dtype).copy_(plain)
         with self._breaking():
             self.group.stream([w.reshape(-1).view(torch.uint8).to(self.group.device) for w in sent.values()])
-        return {name: whole.cpu() for name, whole in sent.items()}
+        return dict(zip(sent, prove(list(sent.values())), strict=True))
 
     def seal(self) -> None:
         """Wait until every receiver has everything, and tell them so; keep the group."""

@@ -25,6 +25,7 @@ from areal_core.weights.tensors import num_bytes, spec_of
 from areal_local.transports.config import DiskConfig
 from areal_local.transports.sink import CheckedSink
 from areal_torch.owned_folder import OwnedFolder, remove_if_orphaned
+from areal_torch.proved_copy import prove
 
 _INDEX = "index.json"
 _SHARED = "where workers are on several hosts, set weight_sync.options.root to a folder that all of them share"
@@ -108,7 +109,7 @@ class _FileStore:
                 fix="free space, or give the transport another root",
             )
 
-    def write(self, bucket: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def write(self, bucket: Mapping[str, Tensor]) -> Mapping[str, str]:
         stored = _unshared({name: tensor.detach().cpu().contiguous() for name, tensor in bucket.items()})
         file = f"{len(self._files):06d}.safetensors"
         try:
@@ -118,7 +119,7 @@ class _FileStore:
         except (OSError, SafetensorError) as error:
             raise _storage_error(self._folder, error) from error
         self._files[file] = list(stored)
-        return stored
+        return dict(zip(stored, prove(list(stored.values())), strict=True))
 
     def seal(self) -> None:
         manifest = self._manifest

@@ -40,6 +40,7 @@ from areal_local.transports.layout import (
 from areal_local.transports.sink import CheckedSink
 from areal_torch.bucketing import bucket_specs
 from areal_torch.owned_folder import OwnedFolder, remove_if_orphaned, sweep
+from areal_torch.proved_copy import copy_proved
 from areal_torch.shared_memory import Segment, drop, grow, has_anonymous, map_segment, open_segment
 
 _PREFIX = "areal-shm"
@@ -186,14 +187,10 @@ class _SegmentStore:
         self._specs = {spec.name: spec for spec in manifest.tensors}
         layout.write_header(mapped, ticket=ticket, readable=False)
 
-    def write(self, bucket: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def write(self, bucket: Mapping[str, Tensor]) -> Mapping[str, str]:
         assert self._map is not None and self._layout is not None
-        stored = {}
-        with torch.no_grad():
-            for name, tensor in bucket.items():
-                stored[name] = self._layout.view(self._map, self._specs[name])
-                stored[name].copy_(tensor)
-        return stored
+        pairs = [(self._layout.view(self._map, self._specs[name]), tensor) for name, tensor in bucket.items()]
+        return dict(zip(bucket, copy_proved(pairs), strict=True))
 
     def seal(self) -> None:
         assert self._map is not None

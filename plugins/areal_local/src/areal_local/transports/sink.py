@@ -23,8 +23,8 @@ class BucketStore(Protocol):
     def begin(self, manifest: WeightManifest) -> None:
         """Make room for everything announced."""
 
-    def write(self, bucket: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Store whole tensors; return the CPU bytes that were stored, for the fingerprint."""
+    def write(self, bucket: Mapping[str, Tensor]) -> Mapping[str, str]:
+        """Store whole tensors; return the fingerprints of the bytes that were stored."""
 
     def seal(self) -> None:
         """Make the version readable, atomically."""
@@ -80,8 +80,8 @@ class CheckedSink:
         try:
             for name, tensor in bucket.items():
                 coverage.check(name, tensor)
-            for name, stored in self.store.write(bucket).items():
-                coverage.record(name, stored)
+            for name, digits in self.store.write(bucket).items():
+                coverage.record(name, digits)
         except BaseException:
             self.abort()
             raise

@@ -23,6 +23,7 @@ from areal_core.contract.weights import Receipt, WeightManifest, WeightSource
 from areal_serving.weights import Coverage, check_names, torch_dtype
 from areal_torch import hf, lora
 from areal_torch.offload import DeviceMemory, own_memory
+from areal_torch.proved_copy import copy_proved
 
 
 @frozen(kw_only=True)
@@ -104,20 +105,8 @@ class WeightStage:
                 if self.cancelled.is_set():
                     raise WeightSyncError(f"receiving version {version} was aborted")
                 coverage.check(name, tensor)
-                self._store(coverage, name, tensor, targets[name])
+            _store(coverage, bucket, targets)
         return coverage.receipt(self.clock() - started)
-
-    def _store(self, coverage: Coverage, name: str, tensor: Tensor, targets: list[Tensor]) -> None:
-        first = targets[0]
-        if tensor.dtype == first.dtype:
-            first.copy_(tensor)
-            coverage.record(name, first)
-        else:
-            arrived = tensor.clone()
-            coverage.record(name, arrived)
-            first.copy_(arrived)
-        for other in targets[1:]:
-            other.copy_(first)
 
     def _targets(self, manifest: WeightManifest) -> dict[str, list[Tensor]]:
         """Return the spare buffers each announced tensor fills, after checking coverage both ways."""
@@ -273,3 +262,17 @@ def _place(name: str, found: Tensor) -> Place:
             fix="use the vllm or sglang backend for this model",
         )
     return Place(size=tuple(found.shape), stride=stride, offset=offset)
+
+
+def _store(coverage: Coverage, bucket: Mapping[str, Tensor], targets: Mapping[str, list[Tensor]]) -> None:
+    """Copy tensors to their targets; fingerprints are of the bytes as they arrived, before any cast."""
+    arrived = {
+        name: targets[name][0] if targets[name][0].dtype == tensor.dtype else torch.empty_like(tensor)
+        for name, tensor in bucket.items()
+    }
+    held = copy_proved((arrived[name], tensor) for name, tensor in bucket.items())
+    for (name, first), digits in zip(arrived.items(), held, strict=True):
+        coverage.record(name, digits)
+        for target in targets[name]:
+            if target is not first:
+                target.copy_(first)
