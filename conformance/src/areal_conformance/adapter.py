@@ -114,12 +114,29 @@ class Variant:
     shows: Callable[[Any], Any] | None = None
     """Given what was built, a started engine or another plugin, with these options and once without: what they do, as
     anything that can be compared. It must differ. May be a coroutine function. Any: the role decides."""
+    gives: Any = None
+    """What `shows` returns with these options, where that is known: so an effect that is half of what is said is seen.
+    Any: as it returns."""
+    again: bool = True
+    """Whether checks are made again with them; not where they end what takes its time."""
     checks: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
     """Ids of more checks to make again than those every variant gets."""
     layouts: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
     """Of a trainer: layouts of two ranks on which they mean something; none are for one rank."""
     model: Mapping[str, Any] = Factory(dict)
     """Of a trainer on such a layout: arguments of `make_tiny_model`. Any: they are numbers and words."""
+
+
+@frozen(kw_only=True)
+class Bounds:
+    """Where an option ends: it takes these values and refuses those, by its name, before anything is built.
+
+    Bounds(takes=(0.0,), refuses=(-1.0, "soon"))
+    """
+
+    takes: tuple[Any, ...] = field(default=(), converter=tuple[Any, ...])
+    """Any: as they stand in yaml."""
+    refuses: tuple[Any, ...] = field(default=(), converter=tuple[Any, ...])
 
 
 def _build(case: Case) -> Any:
@@ -162,6 +179,8 @@ class Adapter:
     """Sizes at which it goes another way. Without one, checks cross a size that real work crosses, where they can."""
     variants: Mapping[str, Variant] = Factory(dict)
     """Options that checks are made again with, by a name for messages."""
+    bounds: Mapping[str, Bounds] = Factory(dict)
+    """Option -> the last values it takes, and the first it refuses."""
     without_effect: Mapping[str, str] = Factory(dict)
     """Option -> why no variant has it: what it changes is speed, waiting, or seen nowhere here. With variants, every
     option of the config class is in one, in `options`, in a threshold, or here."""

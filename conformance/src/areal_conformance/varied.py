@@ -1,4 +1,4 @@
-"""Checks made again with other options, and what those options show: `Adapter.variants`.
+"""Checks made again with other options, and what those options show: `Adapter.variants`. Where options end.
 
 Knows: how a check of a role is made inside another, on a bench whose target has more options.
 Does not know: which checks those are, or what options mean.
@@ -15,6 +15,8 @@ from areal_conformance.adapter import Variant
 from areal_conformance.benches.base import Bench
 from areal_conformance.check import Check
 from areal_conformance.outcome import HarnessError, Inconclusive, Violation, expect
+from areal_conformance.target import Target
+from areal_core.contract.errors import ArealError
 
 Built = Callable[[], AbstractAsyncContextManager[Any]]
 """Gives what the target builds, for a block. Any: the role decides."""
@@ -29,6 +31,8 @@ async def made_again(bench: Bench, ids: Collection[str]) -> None:
     """Make these checks, and those a variant asks for, with the options of each variant; a Violation names it."""
     own, notes = bench.check, list(bench.notes)
     for name, variant in of_one_process(bench).items():
+        if not variant.again:
+            continue
         with bench.varied(name):
             for check in map(bench.find, (*ids, *variant.checks)):
                 if check is not None:
@@ -60,15 +64,21 @@ async def _one(bench: Bench, check: Check, when: str) -> None:
 
 
 async def shown(bench: Bench, built: Built) -> None:
-    """Expect what each variant shows to be another with its options than without."""
+    """Expect what each variant shows to be another with its options than without, and what it says if it says so."""
+    without: dict[Any, Any] = {}
     for name, variant in of_one_process(bench).items():
         if variant.shows is None:
             continue
-        plain = await _shown(variant, built)
+        if variant.shows not in without:
+            without[variant.shows] = await _shown(variant, built)
+        plain = without[variant.shows]
         with bench.varied(name):
             other = await _shown(variant, built)
         told = f"the options {dict(variant.options)} of the variant {name!r} are accepted and do nothing"
         expect(plain != other, f"{told}: what they should show is {plain!r:.300} with them and without")
+        if variant.gives is not None:
+            told = f"with the options {dict(variant.options)} of the variant {name!r}"
+            expect(other == variant.gives, f"{told} what shows is {other!r:.300}, not {variant.gives!r:.300}")
 
 
 async def _shown(variant: Variant, built: Built) -> Any:  # Any: whatever can be compared
@@ -76,6 +86,26 @@ async def _shown(variant: Variant, built: Built) -> Any:  # Any: whatever can be
     async with built() as one:
         found = variant.shows(one)
         return await found if inspect.isawaitable(found) else found
+
+
+def at_bounds(bench: Bench) -> None:
+    """Expect options to take the values at their bounds, and to refuse by name those beyond; nothing is built."""
+    for option, bounds in bench.target.adapter.bounds.items():
+        for value in bounds.takes:
+            error = _refusal(bench.target, option, value)
+            expect(error is None, f"the option {option} may be {value!r}, and is refused: {error}")
+        for value in bounds.refuses:
+            error = _refusal(bench.target, option, value)
+            expect(error is not None, f"the option {option} may not be {value!r}, and is taken")
+            expect(option in str(error), f"{value!r} is refused without the name of the option, {option}: {error}")
+
+
+def _refusal(target: Target, option: str, value: Any) -> ArealError | None:  # Any: as it stands in yaml
+    try:
+        target.registry.options(target.role, target.name, {**target.options(), option: value})
+    except ArealError as error:
+        return error
+    return None
 
 
 @asynccontextmanager

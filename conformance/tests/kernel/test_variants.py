@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import attrs
 import pytest
 
-from areal_conformance.adapter import Variant
+from areal_conformance.adapter import Bounds, Variant
 from areal_conformance.benches.base import Bench
+from areal_conformance.checks import checks_in
 from areal_conformance.outcome import Violation
 from areal_conformance.target import Locator, locate
-from areal_conformance.varied import given, shown
+from areal_conformance.varied import at_bounds, given, made_again, shown
 
 
 def bench_with(**variants: Variant) -> Bench:
@@ -53,3 +55,41 @@ def test_what_shows_may_be_awaited() -> None:
     bench = bench_with(small=Variant(options={"cache_gib": 0.5}, shows=shows))
 
     asyncio.run(shown(bench, lambda: room(bench)))
+
+
+def test_what_an_option_must_show_is_compared() -> None:
+    """An effect that is not the one the adapter tells of is half of what the option says."""
+    small = Variant(options={"cache_gib": 0.5}, shows=lambda options: options.get("cache_gib"), gives=0.25)
+    bench = bench_with(small=small)
+
+    with pytest.raises(Violation, match=r"cache_gib.*small.*0\.5, not 0\.25"):
+        asyncio.run(shown(bench, lambda: room(bench)))
+
+
+def test_checks_are_not_made_again_where_a_variant_says_so() -> None:
+    """Its options may end what a check does."""
+    bench = bench_with(small=Variant(options={"cache_gib": 0.5}, again=False, checks=("infer.close.twice",)))
+    asked: list[str] = []
+    bench.find = lambda key: asked.append(key)
+    bench.begin(next(iter(checks_in("infer").values())))
+
+    asyncio.run(made_again(bench, ("infer.output.greedy",)))
+
+    assert not asked
+
+
+@pytest.mark.parametrize(
+    ("bounds", "told"),
+    [
+        (Bounds(takes=(1e-9,), refuses=(0.0, -1.0)), ""),
+        (Bounds(takes=(0.0,)), r"cache_gib may be 0\.0, and is refused"),
+        (Bounds(refuses=(1e-9,)), "cache_gib may not be 1e-09, and is taken"),
+    ],
+)
+def test_an_option_ends_where_the_adapter_says(bounds: Bounds, told: str) -> None:
+    """The last value it takes and the first it refuses are both looked at."""
+    bench = bench_with()
+    bench.target = attrs.evolve(bench.target, adapter=attrs.evolve(bench.target.adapter, bounds={"cache_gib": bounds}))
+
+    with pytest.raises(Violation, match=told) if told else contextlib.nullcontext():
+        at_bounds(bench)

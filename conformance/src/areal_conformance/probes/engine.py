@@ -198,6 +198,8 @@ class TrainProbeOptions:
 
     meet: bool = False
     """Find the other ranks at the address given."""
+    held_s: float = 0.0
+    """For how long saving weights takes."""
 
 
 @backend(Manifest(role="train", name=NAME, contract=(1, 0), factory="engine:TrainProbe"), config=TrainProbeOptions)
@@ -230,8 +232,9 @@ class TrainProbe:
         return EngineInfo(**_INFO, data_rank=rank.rank, data_size=rank.world_size, details=details)  # type: ignore[arg-type]
 
     def save_weights(self, path: Path) -> None:
-        """Note the call."""
+        """Note the call, and stay in it as long as told."""
         self._note(f"{type(path).__name__.removeprefix('Posix')} {path.name}")
+        time.sleep(self._options.held_s)
 
     def load_state(self, path: Path) -> None:
         """Fail, as an engine without such a state."""

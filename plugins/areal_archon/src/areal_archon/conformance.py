@@ -6,7 +6,7 @@ Does not know: any check.
 
 from __future__ import annotations
 
-from areal_conformance.adapter import Adapter, Threshold, Variant
+from areal_conformance.adapter import Adapter, Bounds, Threshold, Variant
 from areal_torch.testing.witness import StageWitness
 
 _ON_FOUR = ("d4", "d2t2", "d2c2", "d2p2", "t2c2", "t2p2", "c2p2")
@@ -32,6 +32,16 @@ ADAPTER = Adapter(
         "zero_bubble": Variant(
             options={"pipeline_schedule": "ZBVZeroBubble", "stages_per_rank": 2}, layouts=("p2",), model=_FOUR
         ),
+    },
+    bounds={
+        "wrap": Bounds(takes=("auto", "layer", "root"), refuses=("", "Layer", "none")),
+        "reshard_after_forward": Bounds(takes=("auto", "always", "never"), refuses=("", "sometimes")),
+        "activation_checkpointing": Bounds(takes=("none", "selective", "full"), refuses=("", "some")),
+        "fp8": Bounds(takes=("none", "tensorwise", "rowwise"), refuses=("", "columnwise")),
+        "pipeline_schedule": Bounds(
+            takes=("1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"), refuses=("", "GPipe")
+        ),
+        "stages_per_rank": Bounds(takes=(1,), refuses=(0, -1)),
     },
     without_effect={
         "compile": "the same layers, compiled: a minute for each start, and tests of areal-archon do it",

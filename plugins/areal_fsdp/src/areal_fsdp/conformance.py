@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from areal_conformance.adapter import Adapter, Threshold, Variant
+from areal_conformance.adapter import Adapter, Bounds, Threshold, Variant
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,6 +59,10 @@ ADAPTER = Adapter(
             layouts=("d2", "t2", "c2"),
         ),
         "replicas": Variant(options={"replicas": 2}, layouts=("d2",)),
+    },
+    bounds={
+        "wrap": Bounds(takes=("auto", "layer", "root"), refuses=("", "Layer", "none")),
+        "replicas": Bounds(takes=(1,), refuses=(0, -1)),
     },
     without_effect={
         "cpu_offload": "on a CPU everything is in host memory",

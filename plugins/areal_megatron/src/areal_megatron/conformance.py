@@ -6,7 +6,7 @@ Does not know: any check.
 
 from __future__ import annotations
 
-from areal_conformance.adapter import Adapter, Threshold, Variant
+from areal_conformance.adapter import Adapter, Bounds, Threshold, Variant
 from areal_torch.testing.witness import StageWitness
 
 _ON_FOUR = ("d2t2", "d2c2", "d2p2", "t2c2", "t2p2", "c2p2")
@@ -25,6 +25,11 @@ ADAPTER = Adapter(
         "masters_shared": Variant(options={"distributed_optimizer": True}, layouts=("d2", "c2")),
         "interleaved": Variant(options={"virtual": 2}, layouts=("p2",), model={"layers": 4}),
         "columns_of_experts": Variant(options={"expert_tensor": 2}, layouts=("d2",), model={"kind": "qwen3_moe"}),
+    },
+    bounds={
+        "virtual": Bounds(takes=(1,), refuses=(0, -1)),
+        "expert_tensor": Bounds(takes=(1,), refuses=(0, -1)),
+        "activation_checkpointing": Bounds(takes=("none", "selective", "full"), refuses=("", "some")),
     },
     thresholds=(
         Threshold(counts="logits", at=320, place="areal_torch.logprobs:CHUNK_ELEMENTS"),

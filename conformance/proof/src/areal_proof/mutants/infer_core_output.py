@@ -26,7 +26,7 @@ from areal_core.contract.inference import (
     VersionSpan,
 )
 from areal_proof.mutants.infer_core_life import without_last
-from areal_proof.mutants.rows import Original, after, before, breaking, catches, given, gives, row, then
+from areal_proof.mutants.rows import Original, after, before, breaking, catches, given, gives, put, row, then
 from areal_reference.infer.engine import ReferenceInferenceEngine
 from areal_reference.infer.loop import GenerationLoop
 from areal_reference.infer.rows import RowTable, Ticket
@@ -96,6 +96,23 @@ def PrefixMistakenForThePrompt(original: Original, self: ReferenceInferenceEngin
     return ticket
 
 
+class _ForgetfulLoop(GenerationLoop):
+    __slots__ = ()
+
+    def _fail_all(self, cause: Exception | None) -> None:
+        if cause is not None:
+            self.waiting.clear()
+        super()._fail_all(cause)
+
+
+class _UncleanLoop(GenerationLoop):
+    __slots__ = ()
+
+    def _fail_all(self, cause: Exception | None) -> None:
+        with put(self.runner.cache, clear=lambda _rows: None):
+            super()._fail_all(cause)
+
+
 class _NoMoveLoop(GenerationLoop):
     __slots__ = ()
 
@@ -160,6 +177,10 @@ ROWS = breaks.rows(
     row("AppendsToTheRequest", "Grows the request's own prompt while it generates.", "infer.output.request_unchanged",
         generate=then(lambda result, request: object.__setattr__(request, "input_ids",
             (*request.input_ids, *result.output_ids)))),
+    row("FailedStepForgetsWhoWaits", "Fails those that run where a step fails, and forgets those that wait.",
+        "infer.faults.step", start=then(lambda self: setattr(self.running.loop, "__class__", _ForgetfulLoop))),
+    row("FailedStepLeavesItsCache", "Gives the rows of a step that failed to the next requests, with what it wrote.",
+        "infer.faults.step", start=then(lambda self: setattr(self.running.loop, "__class__", _UncleanLoop))),
     row("RowsMoveWithoutTheirCache",
         "Closes the gap of a finished request by moving another one there, and forgets its cached keys and values.",
         "infer.concurrent.alone", "infer.cancel.leaves_others", "infer.faults.cancel_storm",

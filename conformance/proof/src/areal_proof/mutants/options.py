@@ -6,17 +6,22 @@ Does not know: which checks are made with them, beyond their names.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import attrs
+from attrs import frozen
 
 from areal_conformance.adapter import Variant
 from areal_conformance.target import Target
 from areal_core.contract.data import Trajectory
 from areal_core.contract.inference import GenerationRequest
+from areal_core.plugins.registry import Registry
+from areal_local.scheduler.config import LocalConfig
+from areal_local.scheduler.local_scheduler import LocalScheduler
 from areal_local.transports.disk import DiskTransport
 from areal_local.transports.shm import ShmTransport
-from areal_proof.mutants import mutant
+from areal_proof.mutants import Breaks, Mutant, mutant
 from areal_proof.mutants.rows import breaking, gives, row, then
 from areal_proof.mutants.train_ranks import Sharing, _Averaged
 from areal_proof.mutants.workflow_parts import Bent
@@ -81,6 +86,68 @@ SHM_ROWS = breaking("transport/shm", ShmTransport).rows(
         close=lambda original, self: None if self.in_files else original(), in_files=False,
         __init__=then(lambda self, config: setattr(self, "in_files", config is not None and config.backing == "file"))),
 )  # fmt: skip
+
+
+SCHEDULER_ROWS = breaking("scheduler/local", LocalScheduler).rows(
+    row("NetworkIgnored", "Takes the option listen_on_all, and listens where nobody of another machine can call.",
+        "scheduler.options.shown",
+        __init__=lambda original, config: original(attrs.evolve(config, listen_on_all=False))),
+    row("StallsIgnored", "Takes the option progress_timeout_s, and lets a run that does not move be.",
+        "scheduler.options.shown",
+        __init__=lambda original, config: original(attrs.evolve(config, progress_timeout_s=0.0))),
+    row("StallsAlwaysRestart", "Lets a run that does not move start again, where the options say that it ends.",
+        "scheduler.options.shown", __init__=lambda original, config: original(attrs.evolve(config, stalled="restart"))),
+    row("NetworksOutliveIt", "Leaves workers that listen to a network at work when it is closed.",
+        "scheduler.options.checks",
+        close=lambda original, self: None if self.config.listen_on_all else original()),
+    row("LogsFlattened", "Takes the last part of the option log_dir alone, in the folder that it finds itself in.",
+        "scheduler.log.folder",
+        __init__=lambda original, config: original(attrs.evolve(config, log_dir=str(Path(config.log_dir).parents[1])))),
+)  # fmt: skip
+
+
+@frozen(kw_only=True)
+class _AnyScheduler(LocalConfig):
+    host: str = "127.0.0.1"
+    stop_timeout_s: float = 5.0
+
+
+@frozen(kw_only=True)
+class _AnyGenerator(ReferenceInferenceConfig):
+    prefill_tokens: int = 8192
+
+
+@frozen(kw_only=True)
+class _AnyTrainer(ReferenceTrainConfig):
+    activation_checkpointing: bool | str = False  # type: ignore[assignment]
+
+
+def _taking(config: type) -> Breaks:
+    def breaks(whole: Target) -> Target:
+        assert whole.manifest is not None
+        manifest = attrs.evolve(whole.manifest, config=f"{__name__}:{config.__name__}")
+        factory = whole.registry.load(whole.role, whole.name)
+        return attrs.evolve(
+            whole, manifest=manifest, registry=Registry(entries={(whole.role, whole.name): (manifest, factory)})
+        )
+
+    return breaks
+
+
+BOUNDS = tuple(
+    Mutant(
+        name=f"AnythingGoesIn{role.title()}",
+        of=of,
+        defect=f"Takes any value of an option {what}.",
+        killers=(f"{role}.options.bounds",),
+        breaks=_taking(config),
+    )
+    for role, of, what, config in (
+        ("scheduler", "scheduler/local", "of an address or a time", _AnyScheduler),
+        ("infer", "infer/reference", "that counts", _AnyGenerator),
+        ("train", "train/reference", "that is on or off", _AnyTrainer),
+    )
+)
 
 
 @breaking("workflow/single_turn", Bent)("turned", "workflow.options.checks", chats=False,

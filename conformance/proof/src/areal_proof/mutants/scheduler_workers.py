@@ -9,6 +9,7 @@ Does not know: which mutant starts it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 import socket
 import struct
@@ -82,6 +83,18 @@ def _serves_strangers() -> None:
     worker.answer = answering
 
 
+def _welcomes_everybody() -> None:
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+
+    def accept() -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                _KEPT.append(listener.accept()[0])
+                _KEPT[-1].send(b"welcome")
+
+    threading.Thread(target=accept, daemon=True).start()
+
+
 def _overlaps() -> None:
     class Many(ThreadPoolExecutor):
         def __init__(self, **_options: Any) -> None:
@@ -139,6 +152,7 @@ FAULTS: Mapping[str, Callable[[], None]] = MappingProxyType(
         "listens-everywhere": _listens_everywhere,
         "listens-elsewhere": _listens_elsewhere,
         "serves-strangers": _serves_strangers,
+        "welcomes-everybody": _welcomes_everybody,
         "overlaps": _overlaps,
         "last-in-first-out": _last_in_first_out,
         "loads-torch": _loads_torch,

@@ -23,7 +23,15 @@ from typing import Any
 
 from attrs import asdict, evolve, field, frozen
 
-from areal_core.contract.errors import ArealError, ConfigError, ResourceError, WorkerDied, WorkerError, WorkerTimeout
+from areal_core.contract.errors import (
+    ArealError,
+    ConfigError,
+    ResourceError,
+    StorageError,
+    WorkerDied,
+    WorkerError,
+    WorkerTimeout,
+)
 from areal_core.contract.scheduler import Job, Share, Together, Worker, WorkerState, WorkerStatus
 from areal_core.plugins.claims import refuse_unclaimed
 from areal_core.plugins.devices import accelerators
@@ -175,7 +183,10 @@ class SecondWorker:
 
     async def spawn(self, own_devices: Mapping[str, str]) -> None:
         """Start the process and tell it what to be."""
-        self.log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise StorageError(f"{self.log.parent} cannot be made", why=str(exc), fix="name another log_dir") from exc
         ours, theirs = socket.socketpair()
         python, env = interpreter(self.job), worker_environment(self.job, own_devices, os.environ)
         try:

@@ -199,6 +199,28 @@ async def not_finite(bench: InferBench) -> None:
             expect_policy(bench, result, each, told="after the weights were finite again")
 
 
+@rule("infer.faults.step", law=9, spec="infer#generate")
+async def step_fails(bench: InferBench) -> None:
+    """A step that fails midway fails every request by name, those that wait too; whoever comes next is served."""
+    async with bench.engine(max_concurrent=3, fresh=True) as engine:
+        if "step" not in bench.target.adapter.faults(engine):
+            bench.notes.append("the adapter has no fault `step`: no step can be made to fail")
+            return
+        calls = bench.start(engine, bench.asks(prompts(5), max_new_tokens=LONG))
+        await bench.until_generated(engine, 6)
+        with bench.suffering(bench.fault(engine, "step")):
+            outcomes = await bench.ended(calls, "requests whose step fails")
+        for outcome in outcomes:
+            failed = isinstance(outcome, GenerationFailed)
+            expect(failed, f"a step failed, and a request under way got {outcome!r:.200}, not GenerationFailed")
+        expect(all(map(str, outcomes)), "a request failed without a word")
+        await bench.until_shown(engine, 0, 0, "after a step that failed")
+        requests = bench.asks(prompts(5), temperature=1.0)
+        results = await bench.together(engine, requests)
+        for result, each in zip(results, requests, strict=True):
+            expect_policy(bench, result, each, told="after a step that failed")
+
+
 @rule("infer.faults.flipped_bit", spec="weights#Receipt")
 async def flipped_bit(bench: InferBench) -> None:
     """One bit that flipped on the way shows in the receipt, in that tensor and no other."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.varied import made_again, shown
+from areal_conformance.varied import at_bounds, made_again, shown
 
 _CHECKS = (
     "infer.output.logprobs",
@@ -29,3 +29,9 @@ async def again(bench: InferBench) -> None:
 async def effect(bench: InferBench) -> None:
     """Options with an effect that can be seen have it."""
     await shown(bench, lambda: bench.engine(fresh=True))
+
+
+@check("infer.options.bounds", level=Level.SINGLE, law=8, spec="infer#start")
+def bounds(bench: InferBench) -> None:
+    """Options take the values at their bounds and refuse those beyond by name, before an engine is loaded."""
+    at_bounds(bench)

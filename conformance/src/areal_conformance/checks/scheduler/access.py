@@ -12,7 +12,10 @@ import ipaddress
 import os
 import pickle
 import re
+import resource
+import select
 import socket
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -85,6 +88,67 @@ async def stranger(bench: SchedulerBench) -> None:
         expect(after == before, f"{after - before:g} calls of a stranger reached the engine")
         expect(not trace.exists(), "what a stranger sent was unpickled")
         expect((await ask(worker, "echo", value=5))["value"] == 5, "the worker is of no use after a stranger came")
+
+
+_FILES, _STRANGERS = 128, 200
+"""How many files a process may open where the workers are started; and at each of their ports, more than that."""
+_LOOK_S, _QUIET = 0.02, 20
+"""Between two looks at who was let in, and how many without a change are enough."""
+
+
+@check("scheduler.access.crowd", level=Level.SINGLE, law=11, spec=WORKER, since=(1, 1))
+async def crowd(bench: SchedulerBench) -> None:
+    """More idle strangers than a process may open files where workers are started take nothing from a worker."""
+    async with bench.scheduler() as scheduler:
+        with _few_files():
+            (worker,) = await bench.start(scheduler, bench.job())
+        ports = sorted({place for pid in _family(scheduler) for place in listening(pid)})
+        with contextlib.ExitStack() as stack:
+            idle = [stack.enter_context(_connecting(*place)) for place in ports for _ in range(_STRANGERS)]
+            await _arrived(idle)
+            given = await bench.soon(ask(worker, "echo", value=5), f"a call beside {len(idle)} strangers")
+            expect(given == {"value": 5}, f"beside {len(idle)} strangers echo of 5 gave {given}")
+            await bench.soon(bench.spawn(worker), f"a process that the worker starts beside {len(idle)} strangers")
+        if not ports:
+            bench.notes.append("its workers listen nowhere: no stranger can connect")
+
+
+@contextlib.contextmanager
+def _few_files() -> Iterator[None]:
+    """Let processes started meanwhile have the limit on open files that a shell may have; it may be raised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(_FILES, _highest() + _FILES // 2), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def _highest() -> int:
+    """Return the highest descriptor this process has open."""
+    with contextlib.closing(socket.socket()) as one:
+        return one.fileno()
+
+
+@contextlib.contextmanager
+def _connecting(host: str, port: int) -> Iterator[socket.socket]:
+    """Begin to connect, and say nothing."""
+    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(kind) as line:
+        line.setblocking(False)
+        line.connect_ex((host, port))
+        yield line
+
+
+async def _arrived(idle: Sequence[socket.socket]) -> None:
+    """Wait until for a while no further one was greeted or hung up on."""
+    poller, seen, quiet = select.poll(), 0, 0
+    for line in idle:
+        poller.register(line, select.POLLIN)
+    while idle and quiet < _QUIET:
+        await asyncio.sleep(_LOOK_S)
+        now = len(poller.poll(0))
+        seen, quiet = now, quiet + 1 if now == seen else 0
 
 
 @check("scheduler.access.secrets", level=Level.SINGLE, law=11, spec=JOB)

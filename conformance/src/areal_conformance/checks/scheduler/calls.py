@@ -43,6 +43,32 @@ async def tensors(bench: SchedulerBench) -> None:
         await _come_back(worker, tensor_values())
 
 
+_LENGTHS = (1, 2, 100, 65_536, 65_537, 131_072)
+"""Of one byte, small, and beyond the sizes from which transports take memory as it is, or cut it."""
+
+
+@check("scheduler.calls.owned", level=Level.SINGLE, law=1, spec=CALL)
+async def owned(bench: SchedulerBench) -> None:
+    """A tensor that came is its caller's own: it can be written to, and neither what was sent nor a later reply is."""
+    if find_spec("torch") is None:
+        raise Inconclusive("torch is not installed here: there are no tensors to send")
+    import torch
+
+    async with bench.scheduler() as scheduler:
+        (worker,) = await bench.start(scheduler, bench.job())
+        for length in _LENGTHS:
+            sent = torch.ones(length, dtype=torch.uint8)
+            first, second = [(await ask(worker, "echo", value=sent))["value"] for _ in range(2)]
+            first.fill_(7)
+            third = (await ask(worker, "echo", value=sent))["value"]
+            second.add_(1)
+            whole = {"what was sent": (sent, 1), "the first reply, set to 7": (first, 7)}
+            whole |= {"the second, where 1 was added": (second, 2), "the third": (third, 1)}
+            for name, (tensor, wanted) in whole.items():
+                found = sorted(set(tensor.tolist()))
+                expect(found == [wanted], f"of {length} bytes, {name}, holds {found[:4]}")
+
+
 async def _come_back(worker: Worker, values: Mapping[str, Any]) -> None:  # Any: that is the point
     for name, value in values.items():
         found = difference(value, (await ask(worker, "echo", value=value))["value"])

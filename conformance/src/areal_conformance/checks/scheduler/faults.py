@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from areal_conformance.benches.base import SOON_S
 from areal_conformance.benches.scheduler import SchedulerBench, ask
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import CALL, STATE, STATUS
@@ -90,6 +91,29 @@ async def log_lines(bench: SchedulerBench) -> None:
             expect(f"of {1 - number}\n" not in text, f"the log of pair/{number} holds lines of the other worker")
         paths = [Path(status.log_path) for status in scheduler.poll("pair")]
     expect(all(path.is_file() for path in paths), "a log is gone after close")
+
+
+@check("scheduler.log.folder", level=Level.SINGLE, law=8, spec=STATUS)
+async def log_folder(bench: SchedulerBench) -> None:
+    """Logs are in the folder asked for, made with its parents; where it cannot be made no worker is started."""
+    deep = bench.folder / "not" / "there" / "yet"
+    async with bench.scheduler(log_dir=str(deep)) as scheduler:
+        (worker,) = await bench.start(scheduler, bench.job())
+        await ask(worker, "print", lines=_LINES, stream="stdout")
+        log = Path(bench.status(scheduler, "probe").log_path)
+        expect(log.is_absolute() and log.is_relative_to(deep), f"log_dir is {deep}, and the log {log}")
+        text = await asyncio.to_thread(log.read_text)
+        expect(_LINES[-1] in text, f"what the worker wrote is not in its log: {text[-300:]!r}")
+    in_the_way = bench.folder / "file"
+    await asyncio.to_thread(in_the_way.write_text, "mine")
+    async with bench.scheduler(log_dir=str(in_the_way / "logs")) as scheduler:
+        before = bench.processes()
+        work = scheduler.submit(bench.job())
+        error = await bench.raised(ArealError, work, "a job whose logs have no place", str(in_the_way))
+        expect(error.why or error.fix, f"the error says neither why nor what to do: {error}")
+        await bench.gone(bench.processes() - before, "after a job whose logs have no place", SOON_S)
+        expect(tuple(scheduler.poll("probe")) == (), f"poll tells of {scheduler.poll('probe')}")
+    expect(await asyncio.to_thread(in_the_way.read_text) == "mine", "what was in the way of the logs was written over")
 
 
 @check("scheduler.silence.noticed", level=Level.FAULTS, law=9, spec=STATE)

@@ -16,7 +16,7 @@ from areal_conformance.check import Level, check
 from areal_conformance.checks.train.ranks_state import same_after_load
 from areal_conformance.checks.train.ranks_steps import as_on_one_rank, scored_as_on_one_rank
 from areal_conformance.ranks.layouts import EVEN, FEW, UNEVEN, layout_of
-from areal_conformance.varied import made_again, shown
+from areal_conformance.varied import at_bounds, made_again, shown
 
 _CHECKS = (
     "train.forward.any_mask",
@@ -45,6 +45,12 @@ async def effect(bench: TrainBench) -> None:
             yield engine
 
     await shown(bench, started)
+
+
+@rule("train.options.bounds", law=8)
+def bounds(bench: TrainBench) -> None:
+    """Options take the values at their bounds and refuse those beyond by name, before an engine is loaded."""
+    at_bounds(bench)
 
 
 @rule("train.options.ranks", level=Level.DISTRIBUTED, requires=("parallel.data",), ranks=2)

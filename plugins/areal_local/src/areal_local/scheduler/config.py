@@ -9,9 +9,13 @@ from attrs import field, frozen, validators
 
 
 def _one_address(_instance: object, _attribute: Any, value: str) -> None:  # Any: attrs's own
-    if ip_address(value).is_unspecified:
+    try:
+        everywhere = ip_address(value).is_unspecified
+    except ValueError:
+        raise ValueError(f"host is {value!r}, which is no IP address; name one of this machine") from None
+    if everywhere:
         raise ValueError(
-            f"{value} is every address of the machine, but workers need one; name one, "
+            f"host is {value}, which is every address of the machine, but workers need one; name one, "
             "and set listen_on_all to listen on every interface"
         )
 

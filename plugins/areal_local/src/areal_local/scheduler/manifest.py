@@ -15,6 +15,7 @@ LOCAL = Manifest(
     config="areal_local.scheduler.config:LocalConfig",
     devices=("cpu", "cuda", "npu"),
     summary="worker processes on this machine",
+    conformance="areal_local.scheduler.conformance:LOCAL",
     claims={
         "hosts.one": full(),
         "hosts.spread": unsupported(_ONE_MACHINE),

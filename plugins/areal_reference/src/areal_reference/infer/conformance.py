@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from areal_conformance.adapter import Adapter, Threshold, Variant, Witness
+from areal_conformance.adapter import Adapter, Bounds, Threshold, Variant, Witness
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,6 +33,31 @@ class LoadedTensors:
         for name, parameter in model.named_parameters():
             found.update(hf.folder_tensors(model, name, parameter.detach().cpu().clone()))
         return found
+
+
+class FailingStep:
+    """Steps write what is not finite over the rows that run, and fail."""
+
+    def __init__(self, engine: ReferenceInferenceEngine) -> None:
+        self._loop, self._fired = engine.running.loop, 0
+
+    def inject(self) -> None:
+        """Take the place of the forward."""
+        vars(self._loop.runner)["_forward"] = self._fail
+
+    def heal(self) -> None:
+        """Give it back."""
+        vars(self._loop.runner).pop("_forward", None)
+
+    def fired(self) -> int:
+        """Return how many steps failed."""
+        return self._fired
+
+    def _fail(self, *_given: Any) -> Tensor:
+        self._fired += 1
+        for slab in (*self._loop.runner.cache.keys, *self._loop.runner.cache.values):
+            slab[: self._loop.rows.count] = float("nan")
+        raise RuntimeError("the step was told to fail")
 
 
 async def _run_at_once(engine: ReferenceInferenceEngine) -> int:
@@ -60,6 +85,7 @@ def _witness(engine: ReferenceInferenceEngine) -> Witness:
 
 ADAPTER = Adapter(
     witness=_witness,
+    faults=lambda engine: {"step": FailingStep(engine)},
     models=("qwen3", "qwen2", "llama"),
     architectures=("qwen3_moe", "mistral", "mixtral", "qwen2_moe", "granite", "cohere", "glm4", "gpt2", "opt"),
     traits=("rope.linear", "rope.yarn", "rope.llama3", "activation", "biases"),
@@ -69,6 +95,12 @@ ADAPTER = Adapter(
         Threshold(counts="length", at=64),
         Threshold(counts="requests", at=8),
     ),
+    bounds={
+        "cache_gib": Bounds(takes=(1e-9,), refuses=(0.0, -1.0)),
+        "prefill_tokens": Bounds(takes=(1,), refuses=(0, -1)),
+        "kv_on_update": Bounds(takes=("keep", "recompute"), refuses=("", "Keep")),
+        "deterministic": Bounds(takes=(True, False), refuses=("perhaps",)),
+    },
     variants={"small_cache": Variant(options={"cache_gib": 1e-3}, shows=_run_at_once)},
     options={
         "deterministic": {"deterministic": True},

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from areal_conformance.adapter import Adapter, Threshold, Variant
+from areal_conformance.adapter import Adapter, Bounds, Threshold, Variant
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,6 +42,7 @@ def _computes_again(engine: Any) -> bool:
 
 ADAPTER = Adapter(
     variants={"recomputed": Variant(options={"activation_checkpointing": True}, shows=_computes_again)},
+    bounds={"activation_checkpointing": Bounds(takes=(True, False), refuses=("perhaps", 2))},
     models=("qwen3", "qwen2", "llama", "qwen3_moe"),
     architectures=("mistral", "mixtral", "qwen2_moe", "granite", "cohere", "glm4", "gpt2", "opt"),
     traits=("rope.linear", "rope.dynamic", "rope.yarn", "rope.llama3", "activation", "biases"),
