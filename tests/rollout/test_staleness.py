@@ -74,7 +74,7 @@ class GateMachine(RuleBasedStateMachine):
             self.buffer.put(index, oldest)
             self.finished[index] = oldest
         else:
-            assert self.gate_type is DroppingGate
+            assert issubclass(self.gate_type, DroppingGate)
             self.again.append(index)
 
     @precondition(lambda self: self.running)
@@ -108,7 +108,7 @@ class GateMachine(RuleBasedStateMachine):
     @rule()
     def advance(self) -> None:
         for index in self.gate.advance(self.gate.version + 1):
-            assert self.gate_type is DroppingGate
+            assert issubclass(self.gate_type, DroppingGate)
             self.buffer.take((index,))
             del self.finished[index]
             self.again.append(index)

@@ -46,11 +46,14 @@ class Breaker:
         return BreakerState.OPEN if self._trial is None else BreakerState.HALF_OPEN
 
     @property
+    def reopens_at(self) -> float:
+        """Return from when on an open breaker lets a trial through."""
+        return (self._opened_at or 0.0) + self._cooldown_s
+
+    @property
     def allows(self) -> bool:
         """Return whether a request may begin now."""
-        if self._opened_at is None:
-            return True
-        return self._trial is None and self._clock.now() - self._opened_at >= self._cooldown_s
+        return self._opened_at is None or (self._trial is None and self._clock.now() >= self.reopens_at)
 
     def begin(self) -> int:
         """Count a request in; returns the ticket to give back with its outcome."""

@@ -195,14 +195,11 @@ class InferencePool(Roster):
                 tried.append(replica)
 
     def _choose(self, affinity: Sequence[str], tried: Sequence[Replica]) -> Replica | None:
-        usable = [replica for replica in self.replicas if replica.usable and replica not in tried]
-        if not usable:
-            return None
-        least = min(usable, key=lambda replica: replica.in_flight)
+        least = self._least_loaded.choose(tried)
         home = next((self._homes[name] for name in affinity if name in self._homes), None)
-        if home in usable and home.in_flight <= least.in_flight + self._policy.affinity_slack:
-            return home
-        return least
+        if least is None or home is None or not home.usable or home in tried:
+            return least
+        return home if home.in_flight <= least.in_flight + self._policy.affinity_slack else least
 
     def home(self, affinity: Sequence[str]) -> str:
         """Return the id of the replica that served these names last, empty if none did."""

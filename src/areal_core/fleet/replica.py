@@ -7,8 +7,7 @@ Does not know: the other replicas, why a request went here, or why the replica c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from enum import StrEnum
 
 from areal_core.contract.errors import GenerationFailed, WorkerDied, WorkerError, WorkerTimeout
@@ -32,7 +31,10 @@ class ReplicaStage(StrEnum):
 
 
 class Replica:
-    """One replica. `error` is its last one; `on_out` hears once that it is out of service, and why."""
+    """One replica, the `number`-th that came. `error` is its last one.
+
+    `on_out` hears once that it is out of service, and why; `on_end` of each request that ended.
+    """
 
     def __init__(
         self,
@@ -40,9 +42,11 @@ class Replica:
         breaker: Breaker,
         stage: ReplicaStage,
         on_out: Callable[[Replica, BaseException], None],
+        on_end: Callable[[Replica], None],
+        number: int,
     ) -> None:
         """Start healthy and idle."""
-        self.worker = worker
+        self.worker, self.number = worker, number
         self.breaker = breaker
         self.stage = stage
         self.in_flight = 0
@@ -50,7 +54,7 @@ class Replica:
         self.idle = asyncio.Event()
         """Set while no request is in flight."""
         self.idle.set()
-        self._on_out = on_out
+        self._on_out, self._on_end = on_out, on_end
 
     @property
     def id(self) -> str:
@@ -81,24 +85,30 @@ class Replica:
     async def generate(self, request: GenerationRequest, timeout_s: float) -> Generation:
         """Make one call and learn from its outcome; a worker that died is out for good."""
         ticket = self.breaker.begin()
-        with self._busy():
-            try:
-                generation = await self.worker.call("generate", request, timeout_s=timeout_s)
-                check_generation(generation, self.id)
-            except FAILOVER as error:
-                self.error = error
-                self.breaker.failure(ticket)
-                if isinstance(error, WorkerDied):
-                    self.take_out(error)
+        self.in_flight += 1
+        self.idle.clear()
+        try:
+            generation = await self.worker.call("generate", request, timeout_s=timeout_s)
+            check_generation(generation, self.id)
+        except FAILOVER as error:
+            self.error = error
+            self.breaker.failure(ticket)
+            if isinstance(error, WorkerDied):
+                self.take_out(error)
+            raise
+        except WorkerError as error:
+            self.breaker.cancelled(ticket)
+            if self.healthy:
                 raise
-            except WorkerError as error:
-                self.breaker.cancelled(ticket)
-                if self.healthy:
-                    raise
-                raise GenerationFailed(f"{self.id} was ended while it served a request", why=error.what) from error
-            except BaseException:
-                self.breaker.cancelled(ticket)
-                raise
+            raise GenerationFailed(f"{self.id} was ended while it served a request", why=error.what) from error
+        except BaseException:
+            self.breaker.cancelled(ticket)
+            raise
+        finally:
+            self.in_flight -= 1
+            if not self.in_flight:
+                self.idle.set()
+            self._on_end(self)
         self.breaker.success(ticket)
         assert isinstance(generation, Generation)
         return generation
@@ -107,17 +117,6 @@ class Replica:
         """Return one paragraph for an error message: id, state, last error."""
         state = f"circuit {self.breaker.state}" if self.stage is ReplicaStage.SERVING else str(self.stage)
         return f"{self.id} ({state}): {_told(self.error)}"
-
-    @contextmanager
-    def _busy(self) -> Iterator[None]:
-        self.in_flight += 1
-        self.idle.clear()
-        try:
-            yield
-        finally:
-            self.in_flight -= 1
-            if not self.in_flight:
-                self.idle.set()
 
 
 def check_generation(generation: object, worker_id: str) -> None:

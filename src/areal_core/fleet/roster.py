@@ -7,6 +7,7 @@ Does not know: requests, or why a replica comes or goes.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -14,6 +15,7 @@ from areal_core.contract.clock import Clock
 from areal_core.contract.errors import NoReplica
 from areal_core.contract.scheduler import Worker
 from areal_core.fleet.breaker import Breaker
+from areal_core.fleet.least_loaded import LeastLoaded
 from areal_core.fleet.replica import Replica, ReplicaStage
 
 
@@ -48,6 +50,7 @@ class Roster:
     ) -> None:
         self._breaker, self._patience_s, self.clock = breaker, patience_s, clock
         self._source: ReplicaSource | None = None
+        self._least_loaded, self._numbers = LeastLoaded(clock), itertools.count()
         self._replicas = [self._replica(worker, ReplicaStage.SERVING) for worker in workers]
         self._news = asyncio.Event()
 
@@ -83,6 +86,7 @@ class Roster:
         replica = self.find(worker_id)
         if replica is not None and replica.joining:
             replica.stage = ReplicaStage.SERVING
+            self._least_loaded.offer(replica)
             if self._source is not None:
                 self._source.joined(worker_id)
             self.notify()
@@ -114,7 +118,10 @@ class Roster:
         await self.until(lambda: any(replica.healthy for replica in self._replicas))
 
     def _replica(self, worker: Worker, stage: ReplicaStage) -> Replica:
-        return Replica(worker, self._breaker(), stage, self._lost)
+        on_end = self._least_loaded.offer
+        replica = Replica(worker, self._breaker(), stage, self._lost, on_end, next(self._numbers))
+        on_end(replica)
+        return replica
 
     def _lost(self, replica: Replica, error: BaseException) -> None:
         if self._source is not None:

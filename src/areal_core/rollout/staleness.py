@@ -10,11 +10,13 @@ may hold it. The law and its proof: `docs/explanation/staleness.md`.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from areal_core.contract.errors import RolloutError, StalenessViolation
 
@@ -51,6 +53,9 @@ class StalenessGate:
         self._handed_over = False
         self._flights: dict[int, Flight] = {}
         self._num_running = 0
+        self._outstanding: Counter[int] = Counter()
+        """Of each version, how many groups admitted at it are outstanding; none that has none."""
+        self._finished = Ranked()
 
     @property
     def num_running(self) -> int:
@@ -69,8 +74,7 @@ class StalenessGate:
     def admit(self, index: int) -> None:
         """Count one group in, at the current version."""
         assert self.room() > 0 and index not in self._flights, f"group {index} admitted against the gate"
-        self._flights[index] = Flight(index=index, admitted_at=self.version)
-        self._admitted += 1
+        self._enter(Flight(index=index, admitted_at=self.version))
         self._num_running += 1
 
     def readmit(self, index: int, oldest: int | None) -> bool:
@@ -80,12 +84,12 @@ class StalenessGate:
             Whether it may be handed over: False if there is no room, or not before it is too old.
         """
         at = self.version if oldest is None else oldest
-        before = sum(flight.admitted_at <= at for flight in self._flights.values())
+        before = sum(count for admitted_at, count in self._outstanding.items() if admitted_at <= at)
         batches = at + self.max_staleness - self.version + 1
         if self._allowance() <= 0 or before >= batches * self.prompts_per_step:
             return False
-        self._flights[index] = Flight(index=index, admitted_at=at, oldest=at)
-        self._admitted += 1
+        self._enter(Flight(index=index, admitted_at=at, oldest=at))
+        self._finished.add(at, index)
         return True
 
     def finish(self, index: int, oldest: int | None) -> bool:
@@ -94,15 +98,15 @@ class StalenessGate:
         Returns:
             Whether it may still be handed over. False only under the policy `drop`: the group is forgotten.
         """
-        flight = self._running(index)
+        at = self._running(index).admitted_at
         self._num_running -= 1
-        self._flights[index] = evolve(flight, oldest=flight.admitted_at if oldest is None else oldest)
+        self._flights[index] = flight = Flight(index=index, admitted_at=at, oldest=at if oldest is None else oldest)
+        self._finished.add(self._rank(flight), index)
         return True
 
     def remove(self, index: int) -> None:
         """Forget a running group that was rejected or failed; another may be admitted in its place."""
-        self._running(index)
-        del self._flights[index]
+        self._leave(self._running(index))
         self._num_running -= 1
         self._admitted -= 1
 
@@ -136,7 +140,7 @@ class StalenessGate:
             return None
         for flight in chosen:
             self._check(flight)
-            del self._flights[flight.index]
+            self._leave(flight)
         self._handed_over = True
         return sorted(flight.index for flight in chosen)
 
@@ -161,22 +165,36 @@ class StalenessGate:
 
     def _choose(self) -> list[Flight] | None:
         """Return the finished groups with the earliest deadlines, if the ones left behind can all meet theirs."""
-        finished = sorted(
-            (flight for flight in self._flights.values() if flight.oldest is not None),
-            key=lambda flight: (flight.admitted_at, flight.index),
-        )
-        chosen = finished[: self.prompts_per_step]
-        if len(chosen) < self.prompts_per_step:
+        if self.num_finished < self.prompts_per_step or not self._others_in_time():
             return None
-        left = Counter(flight.admitted_at for flight in self._flights.values())
-        left.subtract(flight.admitted_at for flight in chosen)
-        behind = 0
-        for admitted_at in sorted(left):
-            behind += left[admitted_at]
+        return [self._flights[index] for index in self._finished.pop(self.prompts_per_step)]
+
+    def _others_in_time(self) -> bool:
+        """Tell whether all but the finished groups with the earliest deadlines can meet theirs, in later batches."""
+        chosen, behind = self.prompts_per_step, 0
+        for admitted_at in sorted(self._outstanding):
+            taken = min(chosen, self._finished.count(admitted_at))
+            chosen -= taken
+            behind += self._outstanding[admitted_at] - taken
             batches_until_deadline = admitted_at + self.max_staleness - self.version
             if behind > batches_until_deadline * self.prompts_per_step:
-                return None
-        return chosen
+                return False
+        return True
+
+    def _rank(self, flight: Flight) -> int:
+        """Return what finished groups are ordered by, before their index: the earliest deadline first."""
+        return flight.admitted_at
+
+    def _enter(self, flight: Flight) -> None:
+        self._flights[flight.index] = flight
+        self._outstanding[flight.admitted_at] += 1
+        self._admitted += 1
+
+    def _leave(self, flight: Flight) -> None:
+        del self._flights[flight.index]
+        self._outstanding[flight.admitted_at] -= 1
+        if not self._outstanding[flight.admitted_at]:
+            del self._outstanding[flight.admitted_at]
 
     def _check(self, flight: Flight) -> None:
         age = self.staleness(flight.index)
@@ -212,10 +230,7 @@ class DroppingGate(StalenessGate):
     def finish(self, index: int, oldest: int | None) -> bool:
         """Record that a group finished; False, and forgotten, if it is too old already."""
         super().finish(index, oldest)
-        if self.staleness(index) <= self.max_staleness:
-            return True
-        del self._flights[index]
-        return False
+        return index not in self._drop_old()
 
     def advance(self, version: int) -> list[int]:
         """Move to a newer version and drop the finished groups it makes too old; returns them in index order."""
@@ -223,20 +238,55 @@ class DroppingGate(StalenessGate):
             raise RolloutError(f"cannot go back from version {self.version} to {version}")
         self._handed_over = self._handed_over and version == self.version
         self.version = version
-        finished = [flight.index for flight in self._flights.values() if flight.oldest is not None]
-        dropped = sorted(index for index in finished if self.staleness(index) > self.max_staleness)
+        return self._drop_old()
+
+    def _drop_old(self) -> list[int]:
+        dropped = self._finished.pop_below(self.version - self.max_staleness)
         for index in dropped:
-            del self._flights[index]
-        return dropped
+            self._leave(self._flights[index])
+        return sorted(dropped)
 
     def _allowance(self) -> int:
         return self.max_concurrent + self.capacity - len(self._flights)
 
-    def _choose(self) -> list[Flight] | None:
-        """Return the finished groups that would be dropped first."""
-        finished = [(flight.oldest, flight.index) for flight in self._flights.values() if flight.oldest is not None]
-        chosen = [self._flights[index] for _, index in sorted(finished)[: self.prompts_per_step]]
-        return chosen if len(chosen) == self.prompts_per_step else None
+    def _rank(self, flight: Flight) -> int:
+        """Order finished groups as they would be dropped."""
+        assert flight.oldest is not None
+        return flight.oldest
+
+    def _others_in_time(self) -> bool:
+        return True
+
+
+class Ranked:
+    """Indices under ranks, in the order of (rank, index). Adding and taking one cost the logarithm of their number."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._heaps: dict[int, list[int]] = {}
+
+    def add(self, rank: int, index: int) -> None:
+        """Take one in."""
+        heappush(self._heaps.setdefault(rank, []), index)
+
+    def count(self, rank: int) -> int:
+        """Return how many have this rank."""
+        return len(self._heaps.get(rank, ()))
+
+    def pop(self, number: int) -> list[int]:
+        """Give the first of all away; there must be so many."""
+        return list(itertools.islice(self._in_order(sorted(self._heaps)), number))
+
+    def pop_below(self, rank: int) -> list[int]:
+        """Give everything away whose rank is lower."""
+        return list(self._in_order(sorted(each for each in self._heaps if each < rank)))
+
+    def _in_order(self, ranks: Iterable[int]) -> Iterator[int]:
+        for rank in ranks:
+            heap = self._heaps[rank]
+            while heap:
+                yield heappop(heap)
+            del self._heaps[rank]
 
 
 Item = TypeVar("Item")
