@@ -1,0 +1,84 @@
+"""Which replica has the fewest requests in flight, found without a look at every one.
+
+Knows: for each replica that serves, a load that it has at least.
+Does not know: sessions, or what a request is.
+
+A request that begins leaves its replica's entry too low, one that ends makes an entry of its own: there is always one
+at or below the load, so the least of all entries is the answer if it is true, and is put right if it is too low.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from heapq import heapify, heappop, heappush, heapreplace
+
+from areal_core.contract.clock import Clock
+from areal_core.fleet.breaker import BreakerState
+from areal_core.fleet.replica import Replica, ReplicaStage
+
+_SPARE = 64
+"""Entries beyond two for each replica before those that are too high are thrown away."""
+
+
+class LeastLoaded:
+    """Replicas by load, then by number; a choice takes O(log replicas) amortised over the requests that end."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Start with nobody."""
+        self._clock = clock
+        self._replicas: dict[int, Replica] = {}
+        self._entries: list[tuple[int, int]] = []
+        self._resting: list[tuple[float, int]] = []
+        """When a circuit that is open may be tried again, and whose it is."""
+
+    def offer(self, replica: Replica) -> None:
+        """Hear that a replica serves from here on, or that one of its requests has ended."""
+        if replica.stage is ReplicaStage.SERVING:
+            self._replicas[replica.number] = replica
+            heappush(self._entries, (replica.in_flight, replica.number))
+            if len(self._entries) + len(self._resting) > 2 * len(self._replicas) + _SPARE:
+                self._tidy()
+
+    def choose(self, without: Collection[Replica] = ()) -> Replica | None:
+        """Return the usable replica with the fewest requests in flight, of several the one that came first."""
+        entries, aside = self._entries, []
+        self._wake()
+        chosen = None
+        while entries:
+            load, number = entry = entries[0]
+            replica = self._replicas.get(number)
+            if replica is None or replica.stage is not ReplicaStage.SERVING or replica.in_flight < load:
+                heappop(entries)
+            elif replica.in_flight > load:
+                heapreplace(entries, (replica.in_flight, number))
+            elif not replica.breaker.allows:
+                heappop(entries)  # a trial under way makes an entry when it ends
+                if replica.breaker.state is BreakerState.OPEN:
+                    heappush(self._resting, (replica.breaker.reopens_at, number))
+            elif replica in without:
+                aside.append(entry)
+                heappop(entries)
+            else:
+                chosen = replica
+                break
+        for entry in aside:
+            heappush(entries, entry)
+        return chosen
+
+    def _wake(self) -> None:
+        """Bring those back whose circuit has been open for long enough."""
+        if not self._resting:
+            return
+        now = self._clock.now()
+        while self._resting and self._resting[0][0] <= now:
+            number = heappop(self._resting)[1]
+            if number in self._replicas:
+                heappush(self._entries, (self._replicas[number].in_flight, number))
+
+    def _tidy(self) -> None:
+        """Keep one entry of each replica that serves."""
+        serving = [replica for replica in self._replicas.values() if replica.stage is ReplicaStage.SERVING]
+        self._replicas = {replica.number: replica for replica in serving}
+        self._entries = [(replica.in_flight, replica.number) for replica in serving]
+        self._resting = []
+        heapify(self._entries)
