@@ -15,6 +15,7 @@ HERE = Path(__file__).resolve().parent
 SCRIPTS = (
     "help",
     "orchestration",
+    "scale",
     "rpc",
     "weight_sync",
     "weights_across_hosts",
