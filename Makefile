@@ -19,7 +19,7 @@ PIN := $(if $(LOCK),--constraint $(LOCK))
 ENV_TESTS := plugins/areal_environments/tests
 MANIFESTS := pyproject.toml $(wildcard kits/*/pyproject.toml plugins/*/pyproject.toml) conformance/pyproject.toml conformance/proof/pyproject.toml
 
-.PHONY: mutation quickstart test test-runs test-slow test-long test-hostile test-cluster test-browser test-vllm test-sglang test-environments test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench wheels lock conformance conformance-quick clean
+.PHONY: mutation quickstart test test-runs test-slow test-long test-hostile test-cluster test-browser test-vllm test-sglang test-environments test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench guard wheels lock conformance conformance-quick clean
 .DEFAULT_GOAL := quickstart
 
 $(VENV)/pyvenv.cfg:
@@ -123,6 +123,9 @@ lock: ## choose the newest versions of what development needs, torch and its lib
 
 bench: $(DEV) ## every benchmark; figures go to benchmarks/results/
 	$(BIN)/python benchmarks/run_all.py $(ARGS)
+
+guard: $(DEV) ## has an episode become dearer for the controller than the committed figure says? half a minute
+	$(BIN)/python benchmarks/guard.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(ASCEND) $(ENVIRONMENTS) site build dist runs
