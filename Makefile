@@ -1,4 +1,4 @@
-# One line of plain commands each. Variables: PYTHON, VENV, TORCH, JOBS, LOCK, ARGS. LOCK=requirements/dev.lock installs the versions it names.
+# One line of plain commands each. Variables: PYTHON, VENV, TORCH, JOBS, LOCK, TRAINERS, ARGS. LOCK=requirements/dev.lock installs the versions it names.
 PYTHON ?= python3
 VENV ?= .venv
 ASCEND ?= .venv-ascend
@@ -7,6 +7,7 @@ PYTHON312 ?= python3.12
 TORCH ?= torch==2.13.0
 JOBS ?= 2
 LOCK ?=
+TRAINERS ?=
 BIN := $(VENV)/bin
 BASE := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
@@ -98,9 +99,9 @@ conformance: $(DEV) ## the suite on its mutants, then every backend here at leve
 	AREAL=$(BIN)/areal conformance/certify.sh
 	$(BIN)/python tools/report_table.py docs/conformance
 
-conformance-quick: $(DEV) ## the suite on its references and mutants, then the other backends here at levels 0 to 2
+conformance-quick: $(DEV) ## the suite on its references and mutants, then the other backends here at levels 0 to 2; TRAINERS=fsdp for one of them
 	$(BIN)/areal conformance self-test $(ARGS)
-	AREAL=$(BIN)/areal conformance/certify.sh --sharded --level 2 --out build/conformance
+	AREAL=$(BIN)/areal TRAINERS="$(TRAINERS)" conformance/certify.sh --sharded --level 2 --out build/conformance
 
 mutation: $(DEV) ## single edits of our own source that the suite must notice: a sample, drawn alike every time
 	$(BIN)/areal conformance mutate --backend single_turn --module areal_tasks.workflows.single_turn --sample 40 --seed 18 --at-least 0.9 $(ARGS)

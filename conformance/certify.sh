@@ -4,6 +4,7 @@
 #   conformance/certify.sh                          levels 0 to 4; reports go to docs/conformance/
 #   conformance/certify.sh --level 2 --out DIR      the levels and the folder
 #   conformance/certify.sh --sharded                the trainers of several ranks only: the rest are references of the self-test, which makes all their checks
+#   TRAINERS=fsdp conformance/certify.sh --sharded  one of them
 #   conformance/certify.sh --engine vllm            a served engine and its pairs, after `areal env create vllm`
 #   conformance/certify.sh --npu                    the backend of NPUs and its pair, where there are some, or under `python -m areal_ascend.testing`
 set -euo pipefail
@@ -20,7 +21,7 @@ while [ $# -gt 0 ]; do
   esac
   shift 2
 done
-SEVERAL_RANKS="fsdp archon megatron" RANKS=$((LEVEL > 2 ? 4 : 2))
+SEVERAL_RANKS=${TRAINERS:-fsdp archon megatron} RANKS=$((LEVEL > 2 ? 4 : 2))
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 
 certify() {  # folder, then what `areal conformance run` takes
