@@ -153,6 +153,11 @@ def test_a_strangers_plugin_gets_its_known_score(
     assert [row.key for row in cut.rows] == [row.key for row in record.rows][:2]
     assert [row.excused for row in cut.rows] == [row.key == unseen for row in cut.rows]
 
+    (tmp_path / NAME).write_text(judged.replace("out of contract", "gap"))
+    again = run(attrs.evolve(wanted, checks=("workflow.tokens.prompt",), gaps=True), Silent())
+
+    assert [row.key for row in again.rows] == [unseen]
+
 
 @pytest.mark.slow
 def test_what_is_no_plugin_is_held_to_checks_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

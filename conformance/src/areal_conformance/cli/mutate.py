@@ -51,6 +51,7 @@ def mutate(
     suite: Word = "",
     imports: Annotated[tuple[Path, ...], Parameter(name="--import"), Several] = (),
     triage: Annotated[tuple[Path, ...], Several] = (),
+    gaps: Annotated[bool, Parameter(negative=())] = False,
     report: Path | None = None,
     at_least: Annotated[float, Parameter(show_default=False)] = 0.0,
 ) -> int:
@@ -73,6 +74,7 @@ def mutate(
         suite: In place of a backend, something with checks of its own, as module:name; --module says what is changed.
         imports: Register this .py file first, or these.
         triage: Files of judged survivors, beside mutation.toml in the packages that are changed.
+        gaps: Try only those judged a gap, after a check was written.
         report: Write mutation.json, mutation.md and survivors.toml into this folder.
         at_least: Fail if a smaller share than this dies, 0 to 1.
     """
@@ -104,6 +106,7 @@ def mutate(
             checks=check,
             operators=operator,
             triage=triage,
+            gaps=gaps,
             command=shlex.join(["areal", *sys.argv[1:]]),
         )
         with _Show(console) as show, stoppable():

@@ -26,7 +26,7 @@ from areal_conformance.mutate.record import Record, Row
 from areal_conformance.mutate.scope import Scope, named, scope_of
 from areal_conformance.mutate.source import Source
 from areal_conformance.mutate.subject import Told, checks_for, target_of
-from areal_conformance.mutate.triage import NAME, Triage, read_triage, stale
+from areal_conformance.mutate.triage import NAME, Triage, Verdict, read_triage, stale
 from areal_conformance.mutate.trial import attempt, control
 from areal_conformance.session import skipped
 from areal_conformance.target import Target
@@ -48,6 +48,8 @@ class Wanted:
     checks: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
     triage: tuple[Path, ...] = ()
+    gaps: bool = False
+    """Only mutants that a triage calls a gap."""
     command: str = ""
 
 
@@ -111,6 +113,8 @@ def run(wanted: Wanted, listener: Listener) -> Record:
     every = {mutant.key for mutant in mutants}
     mutants = [mutant for mutant in mutants if not wanted.operators or mutant.key.operator in wanted.operators]
     triage = read_triage([*_triage_files(work.sources.values()), *wanted.triage])
+    if wanted.gaps:
+        mutants = [one for one in mutants if one.key in triage and triage[one.key].verdict is Verdict.GAP]
     drawn = sampled(mutants, wanted.sample, wanted.seed)
     record = Record(
         role=target.role,
