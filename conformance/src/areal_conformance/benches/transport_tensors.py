@@ -14,6 +14,7 @@ from torch import Tensor
 
 DTYPES = ("float32", "bfloat16", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "bool")
 """What a model folder may hold; every transport carries them."""
+_FAR = 70_001
 NAMES = (
     "model.layers.0.self_attn.q_proj.weight",
     "model.layers.10.self_attn.q_proj.weight",
@@ -97,6 +98,22 @@ def shapes(seed: int) -> dict[str, Tensor]:
 def names(seed: int) -> dict[str, Tensor]:
     """A small tensor under each awkward name; no two alike."""
     return {name: noise((3,), "int32", 1000 * seed + number) for number, name in enumerate(NAMES)}
+
+
+def large(seed: int) -> dict[str, Tensor]:
+    """A tensor of some thousand elements of every dtype, and one in which few changes are far apart."""
+    made = {f"many.{dtype}": noise((41, 53), dtype, 200 * seed + number) for number, dtype in enumerate(DTYPES)}
+    return {**made, "far": noise((140_003,), "int8", seed)}
+
+
+def nudged(tensors: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
+    """Return copies of which one element in a hundred, or one in seventy thousand, has another bit."""
+    changed = {name: tensor.clone() for name, tensor in tensors.items()}
+    for tensor in changed.values():
+        step = 97 if tensor.numel() < _FAR else _FAR
+        places = torch.arange(seed % 7, tensor.numel(), step) * tensor.element_size()
+        tensor.reshape(-1).view(torch.uint8)[places] ^= 1
+    return changed
 
 
 SETS: Mapping[str, Callable[[int], dict[str, Tensor]]] = MappingProxyType(

@@ -13,7 +13,7 @@ from typing import Any
 
 from areal_conformance.benches.transport import ALONE_S, PEER_S, TransportBench, expecting
 from areal_conformance.benches.transport_ends import Received, receive, send
-from areal_conformance.benches.transport_tensors import SETS, plain, shapes, sized
+from areal_conformance.benches.transport_tensors import SETS, large, nudged, plain, shapes, sized
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import nothing_left, same, sent_until
 from areal_conformance.checks.transport.processes import refused, same_there, well
@@ -47,8 +47,10 @@ def everybody(bench: TransportBench) -> None:
     """Every receiver named gets every tensor, update after update, whether the fleet stays, shrinks, grows or turns."""
     controller, sender = bench.transport(small_buckets=True), bench.transport()
     fleet = [bench.transport() for _ in range(3)]
+    steady = large(1)
     for version, who in enumerate(((0, 1), (0, 1), (0,), (0, 1, 2), (2, 1, 0), (1,), (1, 2)), 1):
-        tensors = {**plain(version), **shapes(version)}
+        steady = nudged(steady, version)
+        tensors = {**plain(version), **shapes(version), **steady}
         offer = controller.open(version)
         receipt, received = bench.carry(controller, sender, [fleet[number] for number in who], offer, tensors)
         for number, one in zip(who, received, strict=True):

@@ -14,7 +14,7 @@ import attrs
 from areal_conformance.benches.transport import WAIT_S, TransportBench
 from areal_conformance.benches.transport_ends import Received
 from areal_conformance.benches.transport_footprint import bytes_under
-from areal_conformance.benches.transport_tensors import dtypes, noise, plain, shapes, sized
+from areal_conformance.benches.transport_tensors import dtypes, large, noise, nudged, plain, shapes, sized
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import bits, same, sent_until, unreadable
 from areal_conformance.outcome import Violation, expect, raises
@@ -93,6 +93,11 @@ def follow(bench: TransportBench) -> None:
         {name: tensor * 0 for name, tensor in plain(8).items()},
         plain(9),
         sized(60_000, 3, 10),
+        large(11),
+        nudged(large(11), 1),
+        nudged(large(11), 1),
+        large(11),
+        {**nudged(large(11), 2), **plain(12)},
     ]
     version = 0
     for number, tensors in enumerate(updates):

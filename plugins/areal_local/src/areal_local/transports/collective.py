@@ -2,7 +2,8 @@
 
 Knows: how the ends find each other, and what a complete transfer is.
 Does not know: engines. Keys are exchanged in `areal_torch.collective.rendezvous`, the group is made by
-`areal_torch.collective.group`, who sits where in it is decided in `seating`, a receiver's end is `collective_source`.
+`areal_torch.collective.group`, who sits where in it is decided in `seating`, what changed is told by `delta_base`, a
+receiver's end is `collective_source`.
 
 The group is kept for the next version as long as every participant still has it.
 """
@@ -22,11 +23,14 @@ from torch import Tensor
 from areal_core.contract.device import CPU
 from areal_core.contract.errors import CoverageError, WeightSyncError
 from areal_core.contract.weights import Offer, TensorSpec, WeightManifest
+from areal_core.weights.tensors import num_bytes
 from areal_local.descriptors import make_room_for_strangers
 from areal_local.transports.collective_source import CollectiveSource, GroupCache
 from areal_local.transports.config import CollectiveConfig
+from areal_local.transports.delta_base import KeptVersion, Outgoing
 from areal_local.transports.seating import Seating, seat
 from areal_local.transports.sink import CheckedSink
+from areal_torch.bucketing import bucket_specs
 from areal_torch.collective.group import BroadcastGroup
 from areal_torch.collective.rank_slot import RankSlot
 from areal_torch.collective.rendezvous import Connections, Rendezvous, Store
@@ -42,6 +46,7 @@ class CollectiveTransport:
         self._config = config or CollectiveConfig()
         self._store: Store | None = None
         self.cache = GroupCache()
+        self.kept = KeptVersion()
         self.connections = Connections()
 
     def open(self, version: int) -> Offer:
@@ -55,6 +60,7 @@ class CollectiveTransport:
             "ticket": self._store.add(version),
             "backend": self._config.backend,
             "fan_out": self._config.fan_out,
+            "delta": int(self._config.delta),
             "bucket_bytes": self._config.bucket_bytes,
             "timeout_ms": max(1, round(self._config.timeout_s * 1000)),
         }
@@ -74,7 +80,7 @@ class CollectiveTransport:
     def sink(self, offer: Offer) -> CheckedSink:
         """Make the sending end."""
         return CheckedSink(
-            Broadcaster(Rendezvous(offer, self.connections), offer, self.cache),
+            Broadcaster(Rendezvous(offer, self.connections), offer, self.cache, self.kept),
             version=offer.version,
             bucket_bytes=int(offer.location["bucket_bytes"]),
         )
@@ -85,7 +91,7 @@ class CollectiveTransport:
             raise WeightSyncError(
                 f"version {offer.version} was offered to a sender", why="each receiver has its own offer"
             )
-        return CollectiveSource(Rendezvous(offer, self.connections), offer, self.cache)
+        return CollectiveSource(Rendezvous(offer, self.connections), offer, self.cache, self.kept)
 
     def release(self, offer: Offer) -> None:
         """End the transfer, finished or not. Idempotent."""
@@ -95,6 +101,7 @@ class CollectiveTransport:
     def close(self) -> None:
         """Leave the group, and end the store with every transfer in it. Idempotent."""
         self.cache.close()
+        self.kept.take("")
         self.connections.close()
         self._store = None
 
@@ -102,10 +109,15 @@ class CollectiveTransport:
 class Broadcaster:
     """The sender's `BucketStore`, which stores nothing: `seal` tells the receivers that what they have is a version."""
 
-    def __init__(self, rendezvous: Rendezvous, offer: Offer, cache: GroupCache) -> None:
+    def __init__(
+        self, rendezvous: Rendezvous, offer: Offer, cache: GroupCache, kept: KeptVersion | None = None
+    ) -> None:
         self._rendezvous = rendezvous
         self._version = offer.version
+        self._bucket_bytes = int(offer.location["bucket_bytes"])
         self._wanted = {key: str(offer.location[key]) for key in ("backend", "fan_out")}
+        self._kept = kept if offer.location["delta"] else None
+        self.outgoing: Outgoing | None = None
         self.cache = cache
         self._names: Sequence[str] = ()
         self._specs: tuple[TensorSpec, ...] = ()
@@ -130,15 +142,27 @@ class Broadcaster:
         """Send whole tensors; return their fingerprints. They may still be leaving, so what is sent is a copy."""
         assert self.group is not None
         self._rendezvous.check_open()
+        if self.outgoing is not None:
+            return self._write_changes(self.outgoing, bucket)
         sent: dict[str, Tensor] = {}
         for name, tensor in bucket.items():
             self._check_order(name)
             plain = tensor.detach()
             at_hand = self.group.device.type != CPU
             sent[name] = plain.contiguous() if at_hand else torch.empty(plain.shape, dtype=plain.dtype).copy_(plain)
-        with self._breaking():
-            self.group.stream([w.reshape(-1).view(torch.uint8).to(self.group.device) for w in sent.values()])
+        self._stream([whole.reshape(-1).view(torch.uint8) for whole in sent.values()])
         return dict(zip(sent, prove(list(sent.values())), strict=True))
+
+    def _write_changes(self, outgoing: Outgoing, bucket: Mapping[str, Tensor]) -> Mapping[str, str]:
+        for name in bucket:
+            self._check_order(name)
+        self._stream(outgoing.write(bucket))
+        return outgoing.prove(list(bucket))
+
+    def _stream(self, flats: Sequence[Tensor]) -> None:
+        assert self.group is not None
+        with self._breaking():
+            self.group.stream([flat.to(self.group.device) for flat in flats])
 
     def seal(self) -> None:
         """Wait until every receiver has everything, and tell them so; keep the group."""
@@ -147,10 +171,14 @@ class Broadcaster:
             self.group.settle()
         self._rendezvous.check_open()
         self._rendezvous.roll_call(self._names, "arrived")
-        self._rendezvous.post("finished", {})
+        self._rendezvous.post("finished", {"mark": self.outgoing.mark if self.outgoing else ""})
         self.cache.keep(self.group)
         self.group = None
         self._rendezvous.part()
+        if self.outgoing is not None and self._kept is not None:
+            self._kept.keep(self.outgoing.mark, self.outgoing.tensors)
+            size = sum(num_bytes(spec) for spec in self._specs)
+            logger.info("version %d travelled as %d of %d bytes", self._version, self.outgoing.num_bytes, size)
 
     def discard(self) -> None:
         """Leave; receivers in the middle of a broadcast are woken by that. Idempotent."""
@@ -189,6 +217,7 @@ class Broadcaster:
                 "backend": slot.backend,
                 "route": slot.route,
                 "signed": bool(slot.secret),
+                "delta": self._base(told),
                 "first": seating.firsts,
                 "seats": seating.seats,
             },
@@ -198,6 +227,21 @@ class Broadcaster:
         logger.info("weights travel over %s", seating)
         with self._breaking():
             return BroadcastGroup(slot, self._rendezvous.connection, seating.seats)
+
+    def _base(self, told: Sequence[Mapping[str, Any]]) -> str | None:  # Any: JSON
+        """Return the mark of the version that changes are told of, "" for none, None where somebody takes no changes.
+
+        Every receiver has to have that version, and what is sent now the same tensors; else all of them go whole.
+        """
+        if self._kept is None:
+            return None
+        marks, mark = {one.get("kept") for one in told}, self._kept.mark()
+        of = mark if marks == {mark} else ""
+        kept = self._kept.take(of)
+        if None in marks:
+            return None
+        self.outgoing = Outgoing(kept, bucket_specs(self._specs, self._bucket_bytes))
+        return of
 
     def _slot(self, seating: Seating) -> RankSlot:
         return RankSlot(

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from areal_core.contract.device import CPU
-from areal_core.contract.errors import WeightSyncError
+from areal_core.contract.errors import FingerprintMismatch, WeightSyncError
 from areal_core.contract.weights import Offer, TensorSpec, WeightManifest
 from areal_core.weights.tensors import num_bytes, torch_dtype
 from areal_local.transports.ahead import one_ahead
+from areal_local.transports.delta_base import Incoming, KeptVersion
 from areal_torch.bucketing import bucket_specs
 from areal_torch.collective.group import BroadcastGroup, place
 from areal_torch.collective.rank_slot import RankSlot
@@ -69,8 +70,13 @@ class GroupCache:
 class CollectiveSource:
     """A receiver: `buckets` joins the group here; `take_slot` lets an engine's own workers join it instead."""
 
-    def __init__(self, rendezvous: Rendezvous, offer: Offer, cache: GroupCache) -> None:
+    def __init__(
+        self, rendezvous: Rendezvous, offer: Offer, cache: GroupCache, kept: KeptVersion | None = None
+    ) -> None:
         self._rendezvous = rendezvous
+        self._kept = kept if offer.location["delta"] else None
+        self._base: str | None = None
+        self._mark = ""
         self._version = offer.version
         self._bucket_bytes = int(offer.location["bucket_bytes"])
         self._cache = cache
@@ -94,15 +100,18 @@ class CollectiveSource:
             )
         return self._manifest
 
-    def take_slot(self, num_ranks: int, *, device: str = "cpu", held: str = "", signs: bool = False) -> RankSlot:
-        """Take part with ranks of an engine's own; once, instead of `buckets`."""
+    def take_slot(
+        self, num_ranks: int, *, device: str = "cpu", held: str = "", signs: bool = False, kept: str | None = None
+    ) -> RankSlot:
+        """Take part with ranks of an engine's own; once, instead of `buckets`. `kept` marks what changes may be of."""
         self._must_be_open()
         _ = self.manifest
         me = int(self._rendezvous.me)
         told = {"ranks": num_ranks, "place": device, "held": held, "signs": signs, "host": self._rendezvous.host}
+        told |= {} if kept is None else {"kept": kept}
         self._rendezvous.post(f"ready/{me}", told)
         group = self._rendezvous.read("group", f"{_SENDER}: not every receiver has come, or it died")
-        self._seats = tuple(group["seats"])
+        self._seats, self._base = tuple(group["seats"]), group["delta"]
         self._rendezvous.num_receivers = len(group["first"])
         return RankSlot(
             address=self._rendezvous.address,
@@ -121,7 +130,7 @@ class CollectiveSource:
         """Tell that everything has arrived; wait until the sender knows it of everybody."""
         self._must_be_open()
         self._rendezvous.post(f"arrived/{self._rendezvous.me}", {})
-        self._rendezvous.read("finished", _SENDER)
+        self._mark = str(self._rendezvous.read("finished", _SENDER)["mark"])
         self.done = True
 
     def buckets(self) -> Iterator[Mapping[str, Tensor]]:
@@ -129,16 +138,20 @@ class CollectiveSource:
 
         Raises:
             WeightSyncError: the sender left, or did not finish; what was read is void.
+            FingerprintMismatch: it is not what the sender has, after changes were made to what was kept here.
         """
         self._must_be_open()
         cut = bucket_specs(self.manifest.tensors, self._bucket_bytes)
         try:
             self._group = self._join()
-            yield from self._arriving(self._group, cut)
+            incoming = self._incoming(self._group)
+            yield from self._arriving(self._group, cut, incoming)
             self._group.settle()
             self.wait_finished()
             self._cache.keep(self._group)
             self._group = None
+            if incoming is not None:
+                self._keep(incoming)
         except RuntimeError as error:
             raise self._broken(error) from error
         finally:
@@ -158,17 +171,36 @@ class CollectiveSource:
             group.close()
 
     def _join(self) -> BroadcastGroup:
-        slot = self.take_slot(1, device=place(), held=self._cache.held(), signs=True)
+        mark = None if self._kept is None else self._kept.mark()
+        slot = self.take_slot(1, device=place(), held=self._cache.held(), signs=True, kept=mark)
         kept = self._cache.take(slot.group_name)
         return kept or BroadcastGroup(slot, self._rendezvous.connection, self._seats)
 
-    def _arriving(self, group: BroadcastGroup, cut: Sequence[Sequence[TensorSpec]]) -> Iterator[Mapping[str, Tensor]]:
+    def _incoming(self, group: BroadcastGroup) -> Incoming | None:
+        """Return what makes whole tensors of changes, where that is what comes."""
+        if self._kept is None or self._base is None:
+            return None
+        return Incoming(self._kept.take(self._base), partial(fill, group))
+
+    def _keep(self, incoming: Incoming) -> None:
+        assert self._kept is not None
+        if incoming.mark != self._mark:
+            raise FingerprintMismatch(
+                f"version {self._version} is not what was sent, after its changes were made here",
+                why="the version kept here, or a change on its way, was damaged",
+                fix="look for failing memory; the next version travels whole",
+            )
+        self._kept.keep(incoming.mark, incoming.tensors)
+
+    def _arriving(
+        self, group: BroadcastGroup, cut: Sequence[Sequence[TensorSpec]], incoming: Incoming | None
+    ) -> Iterator[Mapping[str, Tensor]]:
         """Receive a bucket while the one before is used; on a device that may not be done in another thread."""
         room = max((_room(specs) for specs in cut), default=0)
         on_host = group.device.type == CPU
         memories = [torch.empty(room, dtype=torch.uint8, pin_memory=not on_host) for _ in cut[: 1 + on_host]]
         jobs = [
-            partial(self._receive, group, specs, memory)
+            partial(incoming.receive, specs) if incoming else partial(self._receive, group, specs, memory)
             for specs, memory in zip(cut, itertools.cycle(memories), strict=False)
         ]
         with closing(one_ahead(jobs) if on_host else (job() for job in jobs)) as buckets:
@@ -184,13 +216,7 @@ class CollectiveSource:
     def _receive(self, group: BroadcastGroup, specs: Sequence[TensorSpec], memory: Tensor) -> dict[str, Tensor]:
         starts = itertools.accumulate((_aligned(num_bytes(spec)) for spec in specs), initial=0)
         views = [memory[start : start + num_bytes(spec)] for spec, start in zip(specs, starts, strict=False)]
-        if group.device.type == CPU:
-            group.stream(views)
-        else:
-            for view in views:
-                arrived = torch.empty(view.shape, dtype=torch.uint8, device=group.device)
-                group.broadcast(arrived)
-                view.copy_(arrived)
+        fill(group, views)
         return {
             spec.name: view.view(torch_dtype(spec)).reshape(spec.shape) for spec, view in zip(specs, views, strict=True)
         }
@@ -210,6 +236,17 @@ class CollectiveSource:
             f"version {self._version} did not arrive whole",
             why=f"{self._rendezvous.blame(())} ({self._why})",
         )
+
+
+def fill(group: BroadcastGroup, views: Sequence[Tensor]) -> None:
+    """Receive bytes into memory of the host."""
+    if group.device.type == CPU:
+        group.stream(views)
+        return
+    for view in views:
+        arrived = torch.empty(view.shape, dtype=torch.uint8, device=group.device)
+        group.broadcast(arrived)
+        view.copy_(arrived)
 
 
 def _aligned(size: int) -> int:

@@ -45,6 +45,9 @@ class CollectiveConfig:
     fan_out: str = field(default="auto", validator=validators.in_(("auto", "broadcast")))
     """How one sender reaches many. `auto` has each receiver pass on what it gets while it gets it, host by host,
     where gloo is the backend and all can; `broadcast` leaves it to the backend."""
+    delta: bool = False
+    """Send what changed since the version before, where every receiver has that one. Trainer and replicas each keep a
+    copy of the weights in memory for it."""
     bucket_bytes: int = field(default=BUCKET_BYTES, validator=validators.ge(1))
     """Bytes that travel as one piece."""
     timeout_s: float = field(default=60.0, validator=validators.gt(0.0))

@@ -1,20 +1,26 @@
 """What the conformance suite must know of the transports: their options, and how an effect of one is seen.
 
-Knows: where an offer says that a version lies, and which call waits for a disk.
+Knows: where an offer says that a version lies, which call waits for a disk, and which one fills a receiver's memory.
 Does not know: any check.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from areal_conformance.adapter import Adapter, Threshold, Variant
 from areal_core.contract.weights import WeightTransport
 from areal_core.weights.tensors import manifest_of
+from areal_local.transports import collective_source
+from areal_local.transports.collective import CollectiveTransport
+from areal_torch.collective.group import BroadcastGroup
 
 
 def _waits_for_the_disk(transport: WeightTransport) -> bool:
@@ -49,6 +55,38 @@ def _has_a_path(transport: WeightTransport) -> bool:
     return found
 
 
+def _bytes_of_the_second(transport: CollectiveTransport) -> int:
+    """Send a version twice; return how many bytes a receiver is given the second time."""
+    receiver, taken = CollectiveTransport(), list[int]()
+    own = collective_source.fill
+    named = [("w", torch.ones(3000))]
+
+    def counting(group: BroadcastGroup, views: Sequence[Tensor]) -> None:
+        taken.append(sum(view.numel() for view in views))
+        own(group, views)
+
+    collective_source.fill = counting
+    try:
+        for version in (1, 2):
+            taken.clear()
+            offer = transport.open(version)
+            (mine,) = transport.expect(offer, ["receiver"])
+            reading = threading.Thread(target=lambda mine=mine: list(receiver.source(mine).buckets()), daemon=True)
+            reading.start()
+            sink = transport.sink(offer)
+            sink.begin(manifest_of(named, version=version))
+            sink.write(dict(named))
+            sink.finish()
+            reading.join(_PATIENCE_S)
+            transport.release(offer)
+    finally:
+        collective_source.fill = own
+        receiver.close()
+    return sum(taken)
+
+
+_PATIENCE_S = 30.0
+_OF_STREAMS = ("transport.stream.everybody", "transport.stream.sender_stops", "transport.stream.receiver_leaves")
 _SMALL = "checks of bytes set it themselves, and look that it is obeyed"
 _OTHERS_FOLDER = "where files lie: checks give every process a temporary folder of its own, which empty stands for"
 
@@ -62,7 +100,10 @@ SHM = Adapter(
 )
 COLLECTIVE = Adapter(
     thresholds=(Threshold(counts="bytes", at=512 * 1024),),
-    variants={"broadcast": Variant(options={"fan_out": "broadcast"})},
+    variants={
+        "broadcast": Variant(options={"fan_out": "broadcast"}),
+        "delta": Variant(options={"delta": True}, shows=_bytes_of_the_second, checks=_OF_STREAMS),
+    },
     without_effect={
         "bucket_bytes": _SMALL,
         "host": "the address participants meet at; this machine has one that all of them reach",
