@@ -23,13 +23,15 @@ MAX_EMPTY_PARTS = 16
 class Continuation:
     """Collects the parts of one request until it is whole."""
 
+    __slots__ = ("_ids", "_logprobs", "_num_calls", "_num_empty", "_parts", "_request", "_spans")
+
     def __init__(self, request: GenerationRequest) -> None:
         """Start with nothing generated."""
         self._request = request
-        self._ids: list[int] = []
-        self._logprobs: list[float] = []
-        self._spans: list[VersionSpan] = []
-        self._parts: list[Generation] = []
+        self._ids: tuple[int, ...] = ()
+        self._logprobs: tuple[float, ...] = ()
+        self._spans: tuple[VersionSpan, ...] = ()
+        self._parts: tuple[Generation, ...] = ()
         self._num_calls = 0
         self._num_empty = 0
 
@@ -55,7 +57,7 @@ class Continuation:
             GenerationFailed: interrupted again and again without a single token.
         """
         offset = len(self._ids)
-        self._parts.append(part)
+        self._parts += (part,)
         self._ids += part.output_ids
         self._logprobs += part.logprobs
         for span in part.version_spans:
@@ -77,23 +79,23 @@ class Continuation:
     def _add_span(self, start: int, stop: int, version: int) -> None:
         last = self._spans[-1] if self._spans else None
         if last is not None and last.version == version:
-            self._spans[-1] = evolve(last, stop=stop)
+            self._spans = (*self._spans[:-1], evolve(last, stop=stop))
             return
         if last is not None and version < last.version:
             raise GenerationFailed(
                 f"request {self._request.request_id} was continued by version {version} after version {last.version}",
                 why="a replica was released before it held the weights the others serve",
             )
-        self._spans.append(VersionSpan(start=start, stop=stop, version=version))
+        self._spans += (VersionSpan(start=start, stop=stop, version=version),)
 
     def _whole(self, stop_reason: StopReason) -> Generation:
         if len(self._parts) == 1 and stop_reason is self._parts[0].stop_reason:
             return self._parts[0]
         timings = [part.timings for part in self._parts]
         return Generation(
-            output_ids=tuple(self._ids),
-            logprobs=tuple(self._logprobs),
-            version_spans=tuple(self._spans),
+            output_ids=self._ids,
+            logprobs=self._logprobs,
+            version_spans=self._spans,
             stop_reason=stop_reason,
             timings=Timings(
                 queued_s=sum(t.queued_s for t in timings),

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from attrs import evolve, frozen
 
@@ -23,7 +23,9 @@ from areal_core.fleet.continuation import Continuation
 from areal_core.fleet.replica import FAILOVER, Replica, ReplicaStage
 from areal_core.fleet.roster import Roster
 
-_T = TypeVar("_T")
+Failures = tuple[tuple[Replica, Exception], ...]
+"""Replicas that failed a call, in the order they were asked."""
+NOBODY: Failures = ()
 MAX_HOMES = 65536
 """Sessions and groups whose replica is remembered."""
 
@@ -98,11 +100,16 @@ class InferencePool(Roster):
         """
         self.in_flight += 1
         try:
-            whole = Continuation(request)
+            whole, failed = Continuation(request), NOBODY
             while True:
-                part = await self._part(whole, affinity)
-                generation = whole.add(part)
-                if generation is not None:
+                replica = await self._next(affinity, failed)
+                try:
+                    part = await replica.generate(whole.next_request(), self._policy.request_timeout_s)
+                except FAILOVER as error:
+                    failed = (*failed, (replica, error))
+                    continue
+                failed = NOBODY
+                if (generation := whole.add(self._counted(part))) is not None:
                     return generation
         finally:
             self.in_flight -= 1
@@ -116,16 +123,19 @@ class InferencePool(Roster):
             NoReplica, WorkerTimeout: as for `generate`.
             CapabilityError: the engine reads none.
         """
-        timeout_s = self._policy.status_timeout_s
-
-        async def parse(replica: Replica) -> ToolParse:
-            answer = await replica.worker.call(
-                "parse_tool_calls", text, [dict(tool) for tool in tools], timeout_s=timeout_s
-            )
-            assert isinstance(answer, ToolParse)
-            return answer
-
-        return await self._somewhere(parse, affinity)
+        failed = NOBODY
+        while True:
+            replica = await self._next(affinity, failed)
+            try:
+                answer = await replica.worker.call(
+                    *("parse_tool_calls", text, [dict(tool) for tool in tools]),
+                    timeout_s=self._policy.status_timeout_s,
+                )
+            except FAILOVER as error:
+                failed = (*failed, (replica, error))
+            else:
+                assert isinstance(answer, ToolParse)
+                return answer
 
     async def each(self, method: str, *args: Any, timeout_s: float) -> dict[str, Any]:
         """Call a method of every replica in service at once; returns result or exception by worker id.
@@ -163,36 +173,29 @@ class InferencePool(Roster):
             answers.update(await self.each("status", timeout_s=self._policy.status_timeout_s))
         return answers
 
-    async def _part(self, whole: Continuation, affinity: Sequence[str]) -> Generation:
-        part = await self._somewhere(
-            lambda replica: replica.generate(whole.next_request(), self._policy.request_timeout_s), affinity
-        )
-        if self.ahead:
-            part = evolve(part, version_spans=[evolve(s, version=s.version - self.ahead) for s in part.version_spans])
-        return part
+    def _counted(self, part: Generation) -> Generation:
+        """Return what an engine gave with versions as the policy counts them."""
+        if not self.ahead:
+            return part
+        return evolve(part, version_spans=[evolve(s, version=s.version - self.ahead) for s in part.version_spans])
 
-    async def _somewhere(self, call: Callable[[Replica], Awaitable[_T]], affinity: Sequence[str]) -> _T:
-        """Make one call, on as many replicas as it takes."""
-        tried: list[Replica] = []
-        last: Exception | None = None
+    async def _next(self, affinity: Sequence[str], failed: Failures) -> Replica:
+        """Return whom to ask, once there is somebody, or raise why the call cannot be made."""
         while True:
             await self._until_open()
-            replica = self._choose(affinity, tried)
-            if replica is None:
-                if self._source is not None:
-                    self._source.look()  # the last one may be silent: its calls fail before it is given up
-                if not self.num_serving and self.expecting:
-                    await self.until(lambda: bool(self.num_serving))
-                    continue
-                if last is None or not any(other.usable for other in self.replicas):
-                    raise self.no_replica() from last
-                raise last
-            self._remember(affinity, replica)
-            try:
-                return await call(replica)
-            except FAILOVER as error:
-                last = error
-                tried.append(replica)
+            replica = self._choose(affinity, [replica for replica, _ in failed])
+            if replica is not None:
+                self._remember(affinity, replica)
+                return replica
+            if self._source is not None:
+                self._source.look()  # the last one may be silent: its calls fail before it is given up
+            if not self.num_serving and self.expecting:
+                await self.until(lambda: bool(self.num_serving))
+                continue
+            last = failed[-1][1] if failed else None
+            if last is None or not any(other.usable for other in self.replicas):
+                raise self.no_replica() from last
+            raise last
 
     def _choose(self, affinity: Sequence[str], tried: Sequence[Replica]) -> Replica | None:
         least = self._least_loaded.choose(tried)

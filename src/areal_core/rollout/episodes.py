@@ -96,12 +96,7 @@ class EpisodeRunner:
         """
         started = time.time()
         for attempt in range(self._retries + 1):
-            session = self._sessions.open(
-                task_id=order.task_id,
-                name=f"{order.task_id}{order.tag}#{order.member}.{attempt}",
-                seed_name=order.seed_name,
-                sampling=order.sampling,
-            )
+            session = self._open(order, attempt)
             try:
                 result = await self._workflow.arun_episode(session, order.row)
                 episode = await self._prepared(order, _episode(result, order))
@@ -110,13 +105,8 @@ class EpisodeRunner:
             except NoReplica:
                 raise
             except asyncio.CancelledError:
-                late, ends = deadline.expired(), _being_cancelled()
-                failure = _failed(order, self._late(order.task_id) if late else RuntimeError("it cancelled itself"))
-                if late or not ends:
-                    self._tell(order, session, started, None, str(failure))
-                if ends:
-                    raise
-                raise failure from None
+                self._cancelled(order, session, started, deadline)
+                raise
             except (Exception, SystemExit, GeneratorExit) as exc:  # sys.exit in a workflow ends an episode, not the run
                 if not getattr(exc, "retryable", False) or attempt == self._retries:
                     failure = _failed(order, exc)
@@ -127,6 +117,24 @@ class EpisodeRunner:
                 self.num_generated += session.num_generated
                 await session.close()
         raise AssertionError("the last try returns or raises")
+
+    def _open(self, order: EpisodeOrder, attempt: int) -> PoolSession:
+        name = f"{order.task_id}{order.tag}#{order.member}.{attempt}"
+        return self._sessions.open(
+            task_id=order.task_id,
+            name=order.seed_name if name == order.seed_name else name,  # one string less in memory, as a rule
+            seed_name=order.seed_name,
+            sampling=order.sampling,
+        )
+
+    def _cancelled(self, order: EpisodeOrder, session: PoolSession, started: float, deadline: Deadline) -> None:
+        """Tell what a cancellation ended; raise a failure if nobody cancelled the episode but it itself."""
+        late, ends = deadline.expired(), _being_cancelled()
+        failure = _failed(order, self._late(order.task_id) if late else RuntimeError("it cancelled itself"))
+        if late or not ends:
+            self._tell(order, session, started, None, str(failure))
+        if not ends:
+            raise failure from None
 
     async def _prepared(self, order: EpisodeOrder, episode: Episode | None) -> Episode | None:
         """Return an episode of a group with what its trajectories carry made ready for training, in a thread."""

@@ -41,6 +41,11 @@ class Fleet(Protocol):
 class PoolSession:
     """Implements `contract.Session` on an inference pool and a reward pool."""
 
+    __slots__ = (
+        *("_affinity", "_closed", "_name", "_num_turns", "_seed_name", "_source", "_waiting"),
+        *("group_id", "image_token_id", "last_reward", "num_generated", "sampling", "task_id", "tokenizer", "turns"),
+    )
+
     def __init__(
         self,
         *,
@@ -66,7 +71,7 @@ class PoolSession:
         self._seed_name = seed_name
         self._source = source
         self._num_turns = 0
-        self._waiting: set[asyncio.Task[object]] = set()
+        self._waiting: tuple[asyncio.Task[object], ...] = ()
         self._closed = False
 
     async def generate(
@@ -93,8 +98,11 @@ class PoolSession:
             extras={IMAGES: tuple(images)} if images else {},
             adapter=adapter,
         )
-        with _Owned(self):
+        task = self._begin()
+        try:
             generation = await self._source.pool.generate(request, affinity=self._affinity)
+        finally:
+            self._end(task)
         if adapter:  # no version of the policy made it
             spans = [evolve(span, version=NO_VERSION) for span in generation.version_spans]
             generation = evolve(generation, version_spans=spans)
@@ -104,8 +112,11 @@ class PoolSession:
 
     async def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolParse:
         """Have a replica read an output. Any: as in the contract."""
-        with _Owned(self):
+        task = self._begin()
+        try:
             return await self._source.pool.parse_tool_calls(text, tools, affinity=self._affinity)
+        finally:
+            self._end(task)
 
     async def reward(self, value: RewardInput) -> RewardResult:
         """Score in the reward pool."""
@@ -114,8 +125,11 @@ class PoolSession:
                 "the workflow asks for a reward, the run has none",
                 fix="name a reward function under rollout.reward.name",
             )
-        with _Owned(self):
+        task = self._begin()
+        try:
             self.last_reward = await self._source.rewards.score(value)
+        finally:
+            self._end(task)
         return self.last_reward
 
     @property
@@ -126,31 +140,23 @@ class PoolSession:
     async def close(self) -> None:
         """Cancel requests that tasks of the workflow's own still wait for. Idempotent."""
         self._closed = True
-        waiting = list(self._waiting)
+        waiting = self._waiting
         for task in waiting:
             task.cancel()
         if waiting:
             await asyncio.gather(*waiting, return_exceptions=True)
 
+    def _begin(self) -> asyncio.Task[object]:
+        """Remember the current task while it waits for the fleet; returns it, for `_end`."""
+        if self._closed:
+            raise RolloutError(f"the session of {self.task_id} is over", why="a task outlived the episode that made it")
+        task = asyncio.current_task()
+        assert task is not None
+        self._waiting += (task,)
+        return task
 
-class _Owned:
-    """Registers the current task with its session while it waits for the fleet."""
-
-    def __init__(self, session: PoolSession) -> None:
-        self._session = session
-        self._task = asyncio.current_task()
-
-    def __enter__(self) -> None:
-        if self._session._closed:
-            raise RolloutError(
-                f"the session of {self._session.task_id} is over", why="a task outlived the episode that made it"
-            )
-        assert self._task is not None
-        self._session._waiting.add(self._task)
-
-    def __exit__(self, *_: object) -> None:
-        assert self._task is not None
-        self._session._waiting.discard(self._task)
+    def _end(self, task: asyncio.Task[object]) -> None:
+        self._waiting = tuple(other for other in self._waiting if other is not task)
 
 
 class PoolSessions:

@@ -12,9 +12,9 @@ from typing import Any
 import attrs
 
 from areal_core.contract.data import Episode
-from areal_core.contract.inference import Generation
-from areal_core.fleet.continuation import Continuation
-from areal_core.fleet.pool import InferencePool
+from areal_core.contract.inference import Generation, GenerationRequest
+from areal_core.fleet.pool import Failures, InferencePool
+from areal_core.fleet.replica import Replica
 from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner
 from areal_core.rollout.executor import RolloutExecutor
 
@@ -25,13 +25,20 @@ from .part import broken
 class GoesOnBlind(InferencePool):
     """Sends a request that goes on without its images."""
 
-    async def _part(self, whole: Continuation, affinity: Sequence[str]) -> Generation:
-        if not whole._parts:
-            return await super()._part(whole, affinity)
-        request = attrs.evolve(whole.next_request(), extras={})
-        return await self._somewhere(
-            lambda replica: replica.generate(request, self._policy.request_timeout_s), affinity
-        )
+    async def _next(self, affinity: Sequence[str], failed: Failures) -> Replica:
+        whole = tuple((getattr(replica, "_whole", replica), error) for replica, error in failed)
+        return _Blind(await super()._next(affinity, whole))  # type: ignore[return-value]
+
+
+class _Blind:
+    """A replica that is shown no image of a request that goes on."""
+
+    def __init__(self, whole: Replica) -> None:
+        self._whole = whole
+
+    async def generate(self, request: GenerationRequest, timeout_s: float) -> Generation:
+        seen = attrs.evolve(request, extras={}) if request.num_prior else request
+        return await self._whole.generate(seen, timeout_s)
 
 
 @broken("executor", "loop.images.prepared")

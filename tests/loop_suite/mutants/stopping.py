@@ -8,7 +8,7 @@ from typing import Any
 
 from areal_core.contract.errors import EpisodeFailed, RolloutError
 from areal_core.contract.inference import Generation, GenerationRequest, SamplingParams
-from areal_core.fleet.pool import InferencePool
+from areal_core.fleet.pool import Failures, InferencePool
 from areal_core.fleet.replica import Replica
 from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.groups import EpisodeGroup
@@ -120,11 +120,9 @@ class RequestsAreShielded(InferencePool):
 class ContinuationsAreShielded(InferencePool):
     """Lets a request run on that was interrupted or failed over before its episode was cancelled."""
 
-    async def _part(self, whole: Any, affinity: Sequence[str]) -> Generation:
-        part = super()._part(whole, affinity)
-        if whole.next_request().num_prior:
-            return await asyncio.shield(asyncio.ensure_future(part))
-        return await part
+    async def _next(self, affinity: Sequence[str], failed: Failures) -> Replica:
+        whole = tuple((getattr(replica, "_whole", replica), error) for replica, error in failed)
+        return _Shielded(await super()._next(affinity, whole), only_continued=True)  # type: ignore[return-value]
 
 
 @broken("pool", "loop.cancel.request")
@@ -141,10 +139,12 @@ class SecondReplicaIsShielded(InferencePool):
 class _Shielded:
     """A replica whose requests cannot be cancelled."""
 
-    def __init__(self, whole: Replica) -> None:
-        self._whole = whole
+    def __init__(self, whole: Replica, only_continued: bool = False) -> None:
+        self._whole, self._only_continued = whole, only_continued
 
     async def generate(self, request: GenerationRequest, timeout_s: float) -> Generation:
+        if self._only_continued and not request.num_prior:
+            return await self._whole.generate(request, timeout_s)
         return await asyncio.shield(asyncio.ensure_future(self._whole.generate(request, timeout_s)))
 
 
