@@ -18,6 +18,7 @@ Does not know: any check, any backend.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -139,6 +140,17 @@ class Bounds:
     refuses: tuple[Any, ...] = field(default=(), converter=tuple[Any, ...])
 
 
+@frozen(kw_only=True)
+class Promise:
+    """Bounds of one figure of level 5: outside them its check fails. A figure without a promise is told only.
+
+    Promise(at_least=0.9)
+    """
+
+    at_least: float = -math.inf
+    at_most: float = math.inf
+
+
 def _build(case: Case) -> Any:
     return case.make(case.options)
 
@@ -181,6 +193,8 @@ class Adapter:
     """Options that checks are made again with, by a name for messages."""
     bounds: Mapping[str, Bounds] = Factory(dict)
     """Option -> the last values it takes, and the first it refuses."""
+    promises: Mapping[str, Promise] = Factory(dict)
+    """Figure of level 5, by its name in the report -> the bounds you promise: `step of a plain loop / step`, ..."""
     without_effect: Mapping[str, str] = Factory(dict)
     """Option -> why no variant has it: what it changes is speed, waiting, or seen nowhere here. With variants, every
     option of the config class is in one, in `options`, in a threshold, or here."""

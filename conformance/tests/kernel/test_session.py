@@ -13,7 +13,7 @@ import pytest
 
 from areal_conformance import deadline, runner
 from areal_conformance import session as sessions
-from areal_conformance.adapter import Adapter, Tolerance
+from areal_conformance.adapter import Adapter, Promise, Tolerance
 from areal_conformance.benches.base import Bench
 from areal_conformance.check import Check, Level, check
 from areal_conformance.outcome import Inconclusive, Outcome, expect
@@ -237,6 +237,27 @@ def test_a_tolerance_only_loosens_and_is_noted(run: Any) -> None:
 
     assert (seen[0].atol, seen[0].rtol) == (1e-3, 1e-2)
     assert "half precision" in result.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("promise", "outcome"),
+    [
+        (None, Outcome.PASS),
+        (Promise(at_least=1.0), Outcome.PASS),
+        (Promise(at_most=2.0), Outcome.PASS),
+        (Promise(at_least=2.5), Outcome.FAIL),
+        (Promise(at_most=1.5), Outcome.FAIL),
+    ],
+)
+def test_a_figure_is_told_and_judged_where_the_adapter_promises_one(
+    run: Any, promise: Promise | None, outcome: Outcome
+) -> None:
+    """The figure is in the result either way; without a promise no value fails."""
+    measured = make(lambda bench: bench.tell("speed", 2.0), level=Level.NUMBERS)
+    result = run(target(promises={"speed": promise} if promise else {}), measured)
+
+    assert (result.outcome, result.numbers) == (outcome, {"speed": 2.0})
+    assert outcome is Outcome.PASS or "speed is 2; the adapter promises" in result.message
 
 
 def test_more_ranks_than_the_run_has_are_skipped(run: Any) -> None:

@@ -108,6 +108,14 @@ class Bench:
             self.notes.append(note)
         return looser
 
+    def tell(self, figure: str, value: float) -> None:
+        """Put a figure into the report; Violation if the adapter promised another."""
+        self.numbers[figure] = value
+        promise = self.target.adapter.promises.get(figure)
+        if promise and not promise.at_least <= value <= promise.at_most:
+            told = f"{promise.at_least:g} at least, {promise.at_most:g} at most"
+            raise Violation(f"{figure} is {value:.4g}; the adapter promises {told}")
+
     @contextlib.contextmanager
     def crossing(self, counts: str, default: int = 0) -> Iterator[tuple[int, ...]]:
         """Give the sizes to make around each threshold of what `counts`, all of them set as small as the adapter says.

@@ -23,7 +23,7 @@ from areal_conformance.cli.child import INTERRUPTED, arguments_of, environment_o
 from areal_conformance.cli.live import Live
 from areal_conformance.outcome import DISTANCE, Outcome
 from areal_conformance.report import write_reports
-from areal_conformance.report.parts import FOOTER, distance, law_line
+from areal_conformance.report.parts import FOOTER, distance, figures, law_line
 from areal_conformance.run.asked import LEVEL, Asked, names_one_target
 from areal_conformance.run.journal import Story
 from areal_conformance.run.ledger import REMEDIES
@@ -159,6 +159,8 @@ def _tell(console: Console, record: Record, said: str) -> None:
     line(record.line)
     if far := distance(record):
         line(f"{DISTANCE}: {far}")
+    for _, name, value in figures(record):
+        line(f"{name}: {value:.4g}")
     line(f"verdict: {record.verdict}", "bold")
     if any(row.outcome in (Outcome.FAIL, Outcome.ERROR) for row in record.checks):
         line(REMEDIES)

@@ -35,7 +35,7 @@ def markdown(record: Record) -> str:
             ("", ""), [(name, _code(value) if name == "command" else value) for name, value in facts(record).items()]
         ),
         *_levels(record),
-        *_tables(record, "Profiles"),
+        *_tables(record, "Figures", "Profiles"),
         *_attention(record),
         *_checks(record),
         *_tables(record, "Claims", "Tolerances of the adapter", "Ledger"),
@@ -57,11 +57,11 @@ def _levels(record: Record) -> list[str]:
 
 
 def _tables(record: Record, *headings: str) -> list[str]:
-    """Return these tables; names are code, but for those of profiles, which nobody can type."""
+    """Return these tables; names are code, but for those nobody can type."""
     parts = []
     for heading in headings:
         head, rows = tables(record)[heading]
-        named = rows if heading == "Profiles" else [(_code(name), *rest) for name, *rest in rows]
+        named = rows if heading in ("Figures", "Profiles") else [(_code(name), *rest) for name, *rest in rows]
         parts += [f"## {heading}", _table(head, named)] if rows else []
     return parts
 

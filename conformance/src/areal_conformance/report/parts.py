@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from areal_conformance.check import Level
 from areal_conformance.outcome import ALLOWED, DISTANCE, Outcome
 from areal_conformance.run.record import Record, Row, Source
 
@@ -78,6 +79,10 @@ def tables(record: Record) -> dict[str, tuple[tuple[str, ...], list[tuple[str, .
     """Return what stands below the checks: heading -> columns and rows; the first column holds names."""
     why = [(one, " ".join(filter(None, (one.condition, one.why, one.issue)))) for one in record.claims]
     return {
+        "Figures": (
+            ("figure", "value", "check"),
+            [(name, f"{value:.4g}", key) for key, name, value in figures(record)],
+        ),
         "Profiles": (
             ("profile", "verdict", "checks"),
             [(one.name, one.verdict, one.line) for one in record.standings],
@@ -111,6 +116,16 @@ def distance(record: Record) -> str:
         if DISTANCE in row.numbers and ALLOWED in row.numbers
     ]
     return "; ".join(told)
+
+
+def figures(record: Record) -> list[tuple[str, str, float]]:
+    """Return what level 5 measured: id of the check, name of the figure, value."""
+    return [
+        (row.id, name, value)
+        for row in record.checks
+        if row.level == Level.NUMBERS
+        for name, value in row.numbers.items()
+    ]
 
 
 def law_line(record: Record, number: int) -> str:
