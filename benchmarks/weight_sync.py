@@ -1,127 +1,96 @@
-"""Bytes per second of a weight transfer between two processes, against a plain copy of the same bytes.
+"""Bytes per second of a weight transfer between two processes, against plain ways to move the same bytes.
 
 Counted is a whole transfer as `WeightSync` does it, controller's part excepted: sink in this process (copy and
 fingerprint every tensor), source in another one (fingerprint every tensor there), receipts compared.
 
     shm         against copying the tensors once, with no check, in one process
-    collective  against the same; gloo on loopback, the receiver at work while the sender is
+    collective  against torch's own broadcasts over gloo on loopback, with no check
     disk        against safetensors: save here, load there, with no check
+    delta       bytes that travel, and seconds, against whole tensors: bfloat16 weights before and after a step of
+                AdamW at a learning rate of 1e-6
 
-Each is also measured with the receiver copying the tensors into a model of its own, on both sides.
+Each is also measured with the receiver copying the tensors into a model of its own, on both sides. Copies are made on
+one thread, transfers on as many as they take: the time of the processors of both processes is told beside the ratios.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
+import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import frame
+import psutil
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
+from torch import distributed as dist
+from weight_peer import broadcast, make_tensors, serve
 
 from areal_core.contract.optional import SupportsStreaming
-from areal_core.contract.weights import Offer, Receipt, WeightTransport
-from areal_core.weights.coverage import Coverage, compare
+from areal_core.contract.weights import WeightTransport
+from areal_core.weights.coverage import compare
 from areal_core.weights.tensors import manifest_of
 from areal_local.transports.collective import CollectiveTransport
-from areal_local.transports.config import DiskConfig, ShmConfig
+from areal_local.transports.config import CollectiveConfig, DiskConfig, ShmConfig
 from areal_local.transports.disk import DiskTransport
 from areal_local.transports.shm import ShmTransport
 from areal_torch.bucketing import buckets
-from areal_torch.proved_copy import copy_proved, prove
 
-TENSOR_ELEMENTS = 1 << 20
-
-
-def make_tensors(num_bytes: int) -> dict[str, Tensor]:
-    """Return float32 tensors of 4 MiB, as many as fit, and one norm for each, as models have them."""
-    generator = torch.Generator().manual_seed(1)
-    tensors: dict[str, Tensor] = {}
-    for number in range(num_bytes // (4 * TENSOR_ELEMENTS)):
-        tensors[f"layers.{number}.weight"] = torch.randn(1024, 1024, generator=generator)
-        tensors[f"layers.{number}.norm"] = torch.randn(1024, generator=generator)
-    return tensors
-
-
-def receiver(pipe: Connection, num_bytes: int) -> None:
-    """Serve transfers in the other process until told to stop."""
-    torch.set_num_threads(1)
-    model = {name: torch.zeros_like(tensor) for name, tensor in make_tensors(num_bytes).items()}
-    transports: dict[str, WeightTransport] = {
-        "shm": ShmTransport(),
-        "disk": DiskTransport(),
-        "collective": CollectiveTransport(),
-    }
-    pipe.send("ready")
-    while (message := pipe.recv()) is not None:
-        what, copy = message
-        held = model if copy else None
-        pipe.send(load(what, held) if isinstance(what, str) else receive(transports[what.transport], what, held))
-    for transport in transports.values():
-        transport.close()
-
-
-def receive(transport: WeightTransport, offer: Offer, model: Mapping[str, Tensor] | None) -> Receipt:
-    """Take one version; with a model, copy into it and fingerprint what it holds then."""
-    began = time.perf_counter()
-    source = transport.source(offer)
-    coverage = Coverage(source.manifest)
-    for bucket in source.buckets():
-        for name, tensor in bucket.items():
-            coverage.check(name, tensor)
-        held = prove(list(bucket.values())) if model is None else copy_proved((model[n], t) for n, t in bucket.items())
-        for name, digits in zip(bucket, held, strict=True):
-            coverage.record(name, digits)
-    source.close()
-    return coverage.receipt(time.perf_counter() - began)
-
-
-def load(path: str, model: Mapping[str, Tensor] | None) -> float:
-    """Load a safetensors file and touch every byte, by copying it or by adding it up."""
-    total = 0.0
-    for name, tensor in load_file(path).items():
-        if model is None:
-            total += float(tensor.sum())
-        else:
-            model[name].copy_(tensor)
-    return total
+LEARNING_RATE = 1e-6
+PLAIN = {
+    "shm": "copy",
+    "collective": "gloo",
+    "disk": "safetensors",
+    "delta": "whole",
+    "shm_into_model": "copy_twice",
+    "disk_into_model": "safetensors_into_model",
+}
+"""What each way is measured against."""
 
 
 class Transfers:
     """The sending side and the plain ways to do the same."""
 
     def __init__(self, tensors: Mapping[str, Tensor], pipe: Connection, folder: Path) -> None:
-        self._tensors, self._pipe, self._folder = dict(tensors), pipe, folder
+        self.tensors, self._pipe, self._folder = dict(tensors), pipe, folder
         self._target = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
         self._version = 0
+        self.travelled = 0
+        """Bytes of the last change that was sent."""
 
-    def send(self, transport: WeightTransport, *, copy: bool) -> None:
+    def send(
+        self, way: str, transport: WeightTransport, tensors: Mapping[str, Tensor] | None = None, *, copy: bool = False
+    ) -> None:
         """Make one transfer from open to release."""
+        tensors = self.tensors if tensors is None else tensors
         self._version += 1
         offer = transport.open(self._version)
         streams = isinstance(transport, SupportsStreaming)
         if isinstance(transport, SupportsStreaming):
-            self._pipe.send((transport.expect(offer, ["receiver"])[0], copy))
+            self._pipe.send((way, transport.expect(offer, ["receiver"])[0], copy))
         sink = transport.sink(offer)
-        sink.begin(manifest_of(self._tensors.items(), version=self._version))
-        for bucket in buckets(self._tensors.items(), sink.bucket_bytes):
+        sink.begin(manifest_of(tensors.items(), version=self._version))
+        for bucket in buckets(tensors.items(), sink.bucket_bytes):
             sink.write(bucket)
         sent = sink.finish()
         if not streams:
-            self._pipe.send((offer, copy))
+            self._pipe.send((way, offer, copy))
         compare(sent, self._pipe.recv(), "receiver")
         transport.release(offer)
+        if way == "delta":
+            self.travelled = sink.store.outgoing.num_bytes  # type: ignore[attr-defined]  # of this transport's store
 
     def copy(self) -> None:
         """Copy every tensor once."""
-        for name, tensor in self._tensors.items():
+        for name, tensor in self.tensors.items():
             self._target[name].copy_(tensor)
 
     def copy_twice(self) -> None:
@@ -129,60 +98,128 @@ class Transfers:
         self.copy()
         self.copy()
 
+    def broadcast(self) -> None:
+        """Send every tensor by a broadcast, with nothing else."""
+        self._pipe.send(("gloo", None, False))
+        broadcast(self.tensors)
+        self._pipe.recv()
+
     def save_and_load(self, *, copy: bool) -> None:
         """Write one safetensors file here, read it there."""
         path = str(self._folder / "plain.safetensors")
-        save_file(self._tensors, path)
-        self._pipe.send((path, copy))
+        save_file(self.tensors, path)
+        self._pipe.send(("safetensors", path, copy))
         self._pipe.recv()
+
+
+class Updates:
+    """Weights in bfloat16 before and after one step of AdamW, in turns."""
+
+    def __init__(self, num_bytes: int) -> None:
+        masters = {
+            name: torch.nn.Parameter(tensor.mul_(0.02 if tensor.ndim == 2 else 1.0))
+            for name, tensor in make_tensors(2 * num_bytes).items()
+        }
+        optimizer = torch.optim.AdamW(masters.values(), lr=LEARNING_RATE)
+        self._states = [_served(masters)]
+        for parameter in masters.values():
+            parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+        self._states.append(_served(masters))
+        self.num_bytes = sum(tensor.nbytes for tensor in self._states[0].values())
+
+    def next(self) -> dict[str, Tensor]:
+        """Return the other state."""
+        self._states.reverse()
+        return self.now
+
+    @property
+    def now(self) -> dict[str, Tensor]:
+        """Return the state that `next` returned last."""
+        return self._states[0]
+
+    def share_changed(self) -> float:
+        """Return the share of the elements that one step changes."""
+        before, after = self._states
+        changed = sum(int((before[name] != after[name]).sum()) for name in before)
+        return changed / (self.num_bytes / 2)
+
+
+def _served(masters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to(torch.bfloat16) for name, tensor in masters.items()}
+
+
+class Processors:
+    """Seconds of the processors that two processes take for each action."""
+
+    def __init__(self, other: int) -> None:
+        self._processes = [psutil.Process(os.getpid()), psutil.Process(other)]
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+
+    def counted(self, name: str, action: Callable[[], object]) -> Callable[[], object]:
+        """Return the action, counted."""
+
+        def run() -> None:
+            before = self._now()
+            action()
+            self.seconds[name].append(self._now() - before)
+
+        return run
+
+    def _now(self) -> float:
+        return sum(times.user + times.system for times in (process.cpu_times() for process in self._processes))
 
 
 def measure(num_bytes: int, repeats: int, folder: Path) -> dict[str, Any]:
     """Time every way in turns. Any: json."""
     context = multiprocessing.get_context("spawn")
     pipe, other = context.Pipe()
-    process = context.Process(target=receiver, args=(other, num_bytes), daemon=True)
+    meeting = str(folder / "meeting")
+    process = context.Process(target=serve, args=(other, num_bytes, meeting), daemon=True)
     process.start()
-    assert pipe.recv() == "ready"
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=0, world_size=2)
+    assert pipe.recv() == "ready" and process.pid is not None
     shm, disk = ShmTransport(ShmConfig()), DiskTransport(DiskConfig(root=str(folder)))
-    collective = CollectiveTransport()
-    tensors = make_tensors(num_bytes)
-    ways = Transfers(tensors, pipe, folder)
-    memory = frame.compare(
-        {
-            "shm": lambda: ways.send(shm, copy=False),
-            "copy": ways.copy,
-            "collective": lambda: ways.send(collective, copy=False),
-            "collective_into_model": lambda: ways.send(collective, copy=True),
-            "shm_into_model": lambda: ways.send(shm, copy=True),
-            "copy_twice": ways.copy_twice,
-        },
-        repeats=repeats,
-        warmup=2,
-    )
-    files = frame.compare(
-        {
-            "disk": lambda: ways.send(disk, copy=False),
-            "safetensors": lambda: ways.save_and_load(copy=False),
-            "disk_into_model": lambda: ways.send(disk, copy=True),
-            "safetensors_into_model": lambda: ways.save_and_load(copy=True),
-        },
-        repeats=repeats,
-    )
+    collective, whole = CollectiveTransport(), CollectiveTransport()
+    delta = CollectiveTransport(CollectiveConfig(delta=True))
+    ways, updates = Transfers(make_tensors(num_bytes), pipe, folder), Updates(num_bytes // 4)
+    processors = Processors(process.pid)
+
+    def compared(actions: Mapping[str, Callable[[], object]]) -> dict[str, frame.Timing]:
+        counted = {name: processors.counted(name, action) for name, action in actions.items()}
+        return frame.compare(counted, repeats=repeats, warmup=2)
+
+    timing = compared({
+        "shm": lambda: ways.send("shm", shm),
+        "copy": ways.copy,
+        "shm_into_model": lambda: ways.send("shm", shm, copy=True),
+        "copy_twice": ways.copy_twice,
+    }) | compared({
+        "collective": lambda: ways.send("collective", collective),
+        "gloo": ways.broadcast,
+    }) | compared({
+        "delta": lambda: ways.send("delta", delta, updates.next()),
+        "whole": lambda: ways.send("whole", whole, updates.now),
+    }) | compared({
+        "disk": lambda: ways.send("disk", disk),
+        "safetensors": lambda: ways.save_and_load(copy=False),
+        "disk_into_model": lambda: ways.send("disk", disk, copy=True),
+        "safetensors_into_model": lambda: ways.save_and_load(copy=True),
+    })  # fmt: skip
     pipe.send(None)
     process.join(30)
-    shm.close()
-    disk.close()
-    collective.close()
-    timing = {**memory, **files}
-    size = sum(tensor.nbytes for tensor in tensors.values())
-    pairs = {"shm": "copy", "collective": "copy", "disk": "safetensors"}
-    pairs |= {"shm_into_model": "copy_twice", "collective_into_model": "copy_twice"}
-    pairs["disk_into_model"] = "safetensors_into_model"
+    for transport in (shm, disk, collective, whole, delta):
+        transport.close()
+    dist.destroy_process_group()
+    size = sum(tensor.nbytes for tensor in ways.tensors.values())
+    sizes = dict.fromkeys(timing, size) | dict.fromkeys(("delta", "whole"), updates.num_bytes)
     return {
-        "ratios": {name: timing[plain].median / timing[name].median for name, plain in pairs.items()},
-        "gb_per_s": {name: size / t.median / 1e9 for name, t in timing.items()},
+        "ratios": {name: timing[plain].median / timing[name].median for name, plain in PLAIN.items()},
+        "processor_s": {name: statistics.mean(seconds[2:]) for name, seconds in processors.seconds.items()},
+        "gb_per_s": {name: sizes[name] / t.median / 1e9 for name, t in timing.items()},
         "bytes": size,
+        "delta_bytes_share": ways.travelled / updates.num_bytes,
+        "delta_elements_share": updates.share_changed(),
         "timing": timing,
     }
 
@@ -195,9 +232,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         details = measure(num_bytes, repeats, Path(folder))
     for name, target, plain in (
-        ("shm", 0.5, "a plain copy"),
-        ("collective", None, "a plain copy"),
-        ("disk", 0.9, "safetensors save and load"),
+        ("shm", 0.8, "a plain copy"),
+        ("collective", 0.9, "torch's broadcasts over gloo"),
+        ("disk", 1.7, "safetensors save and load"),
     ):
         result = frame.Result(
             name=f"weight_sync_{name}",
@@ -208,7 +245,17 @@ def main() -> int:
             details=details,
         )
         frame.finish(result, quick=options.quick)
-    return 0
+    result = frame.Result(
+        name="weight_sync_delta",
+        script="weight_sync",
+        ratio=details["delta_bytes_share"],
+        target=0.1,
+        lower_is_better=True,
+        what=f"bytes of what changed at a learning rate of {LEARNING_RATE:g} / of whole bfloat16 tensors; "
+        f"on loopback {details['ratios']['delta']:.2f} times as fast",
+        details=details,
+    )
+    return frame.finish(result, quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from typing import Any
 
 import attrs
 import frame
-from weight_sync import make_tensors, receive
+from weight_peer import make_tensors, receive
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root of the repository
 from tests.benches.network import Network, Unavailable
