@@ -1,10 +1,13 @@
-"""A user's file with an engine that does nothing: what is left of a call is the call. Used by `rpc.py`."""
+"""A user's file with engines that do nothing: what is left of a call is the call. Used by `rpc`, `long_batch`."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from areal_core.contract.batch import Batch
 from areal_core.contract.data import StopReason
 from areal_core.contract.inference import EngineStatus, Generation, GenerationRequest, InferenceSpec, VersionSpan
-from areal_core.contract.train import EngineInfo
+from areal_core.contract.train import EngineInfo, Objective, Output, RankContext, TrainReport, TrainSpec
 from areal_core.plugins.marks import Mark
 
 
@@ -30,4 +33,49 @@ class EchoEngine:
         """Do nothing."""
 
 
+class EchoTrainer:
+    """Takes every batch and computes nothing: what a step costs beside it is the controller's."""
+
+    def __init__(self) -> None:
+        self.version = 0
+
+    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
+        """Be one data rank of as many as there are."""
+        return EngineInfo(
+            engine="echo",
+            engine_version="1",
+            device="cpu",
+            num_parameters=0,
+            context_length=0,
+            data_rank=rank.rank,
+            data_size=rank.world_size,
+        )
+
+    def train_step(self, batch: Batch, objective: Objective) -> TrainReport:
+        """Report a step."""
+        return TrainReport(
+            loss=0.0,
+            grad_norm=1.0,
+            lr=0.0,
+            stepped=True,
+            num_microbatches=1,
+            num_tokens=batch.num_tokens,
+            seconds=0.0,
+        )
+
+    def forward(self, batch: Batch, outputs: frozenset[Output]) -> Batch:
+        """Return the sampler's log-probs for whatever is asked."""
+        return batch.with_tokens(**{output.value: batch.tokens["logprobs"] for output in outputs})
+
+    def save_weights(self, path: Path) -> None:
+        """Have none."""
+
+    def save_state(self, path: Path) -> None:
+        """Have none."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 EchoEngine.__areal__ = (Mark("infer", "echo"),)  # type: ignore[attr-defined]  # what the decorators of `marks` set
+EchoTrainer.__areal__ = (Mark("train", "echo"),)  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ SCRIPTS = (
     "orchestration",
     "scale",
     "rpc",
+    "long_batch",
     "weight_sync",
     "weights_across_hosts",
     "packing",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,12 @@ from areal_core.plugins.registry import default_registry
 from areal_tasks.quickstart.quickstart import preset_path
 from areal_tasks.tiny import make_spell_model
 
-Settings = tuple[int, tuple[int, int, int]]
+Settings = tuple[int, tuple[int, int, int], float]
 
 
 def settings() -> Settings:
-    """Return threads of torch, and thresholds of the collector."""
-    return torch.get_num_threads(), gc.get_threshold()
+    """Return threads of torch, thresholds of the collector, and seconds of a thread's turn."""
+    return torch.get_num_threads(), gc.get_threshold(), sys.getswitchinterval()
 
 
 @pytest.fixture(autouse=True)
@@ -44,10 +45,10 @@ def own() -> Iterator[Settings]:
 def test_settings_last_as_long_as_the_block(own: Settings) -> None:
     """Whatever ends it; a threshold above ours stays."""
     with pytest.raises(TrainError), as_controller():
-        threads, thresholds = settings()
+        threads, thresholds, turn_s = settings()
         raise TrainError("it ended")
 
-    assert threads == 1
+    assert threads == 1 and turn_s < own[2]
     assert thresholds[0] > 10 * 701 and thresholds[1] > 11 and thresholds[2] == 1_000
     assert settings() == own
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sqlite3
 import stat
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,23 @@ def test_what_was_told_of_a_step_is_written_when_it_says_so(opened: Opened) -> N
     assert store.learned(6, step_batch(trajectory())).done()
 
 
+def test_long_episodes_are_written_few_at_a_time(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes of many are not made at once, and nobody gathers more while some wait: a step hears no later of them."""
+    monkeypatch.setattr(store_module, "MAX_TOKENS", 10)  # two episodes of five
+    monkeypatch.setattr(store_module, "GATHER_S", 600.0)
+    store = opened.open()
+    for index in range(5):
+        store.ended(ended(index))
+        store.settled(index, 0, Fate.TRAINED, 1)
+    store.learned(1, step_batch(*[trajectory()] * 5)).result(timeout=60)
+    store.close()
+
+    with closing(sqlite3.connect(opened.folder / schema.FILE)) as database:
+        counts = [count for (count,) in database.execute("SELECT count(*) FROM episodes GROUP BY chunk ORDER BY chunk")]
+    assert sum(counts) == 5 and max(counts) == 2
+    assert [facts["step"] for facts in opened.facts()] == [1] * 5
+
+
 def test_nobody_waits_for_a_store_that_ended(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the fault of its own: the run is told, a checkpoint goes on, closing ends."""
 
@@ -263,7 +281,7 @@ def test_a_step_that_was_undone_or_is_not_whole_keeps_no_columns(opened: Opened)
     again.close()
 
     assert kept[3] == 1
-    with sqlite3.connect(opened.folder / schema.FILE) as database:
+    with closing(sqlite3.connect(opened.folder / schema.FILE)) as database:
         assert [step for (step,) in database.execute("SELECT step FROM steps WHERE step > 1")] == []
 
 
@@ -356,7 +374,7 @@ def test_a_damaged_episode_is_told_and_issued_again(opened: Opened) -> None:
     store = opened.open()
     store.ended(ended(1))
     store.close()
-    with sqlite3.connect(opened.folder / schema.FILE) as database:
+    with closing(sqlite3.connect(opened.folder / schema.FILE)) as database:
         database.execute("UPDATE chunks SET columns = zeroblob(length(columns)) WHERE id = 1")
 
     again = opened.open()

@@ -7,6 +7,7 @@ Does not know: where episodes come from, or how new weights leave.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -17,6 +18,7 @@ from areal_core.algorithms.sums import add_sums
 from areal_core.contract.balance import balance
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import ObjectiveSpec, Output, Sum, TrainReport
+from areal_core.loop.aside import aside
 from areal_core.loop.train_group import TrainGroup
 from areal_core.plugins.extensions import Columns
 
@@ -75,8 +77,8 @@ class Learner:
         """
         batch, metrics = await self._columns(batch, version)
         reports: list[TrainReport] = []
-        fresh = batch.tokens["loss_mask"] & (batch.tokens["versions"] == version)
-        for part in self._minibatches(batch.with_tokens(fresh=fresh)) * self._algorithm.epochs:
+        parts = await aside(batch.num_tokens, partial(self._minibatches, batch, version))
+        for part in parts * self._algorithm.epochs:
             if reports and not self._algorithm.needs_forward:  # the trainer's weights are no longer the engine's
                 part = part.with_tokens(fresh=torch.zeros_like(part.tokens["fresh"]))
             reports.append(await self.actor.train_step(part, self._objective))
@@ -99,10 +101,12 @@ class Learner:
         proximal = await self.actor.forward(batch, Output.LOGPROBS) if self._algorithm.needs_forward else None
         if self._ratios:
             batch = batch.with_tokens(policy_logprobs=await self.actor.forward(batch, Output.LOGPROBS))
-        batch, metrics = self._make_columns(batch, version, proximal)
+        make = partial(self._make_columns, batch, version, proximal)
+        batch, metrics = await aside(batch.num_tokens, make)
         return batch, dict(metrics)
 
-    def _minibatches(self, batch: Batch) -> list[Batch]:
+    def _minibatches(self, batch: Batch, version: int) -> list[Batch]:
+        batch = batch.with_tokens(fresh=batch.tokens["loss_mask"] & (batch.tokens["versions"] == version))
         if self._algorithm.minibatches == 1:
             return [batch]
         parts = balance(batch.lengths.tolist(), self._algorithm.minibatches, batch.sequences["group"].tolist())

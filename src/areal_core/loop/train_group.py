@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from areal_core.contract.batch import Batch
 from areal_core.contract.scheduler import Worker
 from areal_core.contract.train import EngineInfo, ObjectiveSpec, Output, RankContext, TrainReport, TrainSpec
 from areal_core.fleet.task_groups import gather_or_cancel
+from areal_core.loop.aside import aside
 
 
 class TrainGroup:
@@ -47,7 +49,7 @@ class TrainGroup:
 
     async def train_step(self, batch: Batch, objective: ObjectiveSpec) -> TrainReport:
         """Make one optimizer step on the whole batch."""
-        shards = self._scatter(batch)
+        shards = await self._scatter(batch)
         reports = await self._call_ranks("train_step", lambda number: (shards[number][1], objective))
         self.busy_s += reports[0].seconds
         report: TrainReport = reports[0]
@@ -60,19 +62,11 @@ class TrainGroup:
 
     async def columns(self, batch: Batch, *names: str) -> list[Tensor]:
         """Return outputs for the whole batch, each [T] or [T, K]; `candidates` may be named beside their log-probs."""
-        shards = self._scatter(batch)
+        shards = await self._scatter(batch)
         began = time.monotonic()
         answers = await self._call_ranks("forward", lambda number: (shards[number][1], list(names)))
         self.busy_s += time.monotonic() - began
-        tables = [answer.tokens for answer in answers]
-        found = [tables[0][name].new_zeros(batch.num_tokens, *tables[0][name].shape[1:]) for name in names]
-        starts = batch.cu_seqlens.tolist()
-        for (rows, _), table in zip(shards, tables, strict=True):
-            if rows:
-                places = torch.cat([torch.arange(starts[row], starts[row + 1]) for row in rows])
-                for name, column in zip(names, found, strict=True):
-                    column[places] = table[name]
-        return found
+        return await aside(batch.num_tokens, partial(_gathered, batch, shards, answers, names))
 
     async def save_weights(self, path: Path) -> None:
         """Write a Hugging Face folder."""
@@ -118,8 +112,30 @@ class TrainGroup:
         ]
         return await gather_or_cancel(calls)
 
-    def _scatter(self, batch: Batch) -> list[tuple[list[int], Batch]]:
+    async def _scatter(self, batch: Batch) -> list[_Shard]:
         """Return, per rank, the rows of its shard and the shard itself."""
-        parts = balance(batch.lengths.tolist(), self.info.data_size)
-        shards = [batch.select(rows) for rows in parts]
-        return [(parts[info.data_rank], shards[info.data_rank]) for info in self._infos]
+        shards = await aside(batch.num_tokens, partial(_shards, batch, self.info.data_size))
+        return [shards[info.data_rank] for info in self._infos]
+
+
+_Shard = tuple[Sequence[int], Batch]
+"""Rows of a batch, and the batch of them."""
+
+
+def _shards(batch: Batch, data_size: int) -> list[_Shard]:
+    if data_size == 1:
+        return [(range(batch.num_sequences), batch)]
+    return [(rows, batch.select(rows)) for rows in balance(batch.lengths.tolist(), data_size)]
+
+
+def _gathered(batch: Batch, shards: Sequence[_Shard], answers: Sequence[Batch], names: Sequence[str]) -> list[Tensor]:
+    """Return columns of all ranks' answers in the batch's token order."""
+    tables = [answer.tokens for answer in answers]
+    found = [tables[0][name].new_zeros(batch.num_tokens, *tables[0][name].shape[1:]) for name in names]
+    starts = batch.cu_seqlens.tolist()
+    for (rows, _), table in zip(shards, tables, strict=True):
+        if rows:
+            places = torch.cat([torch.arange(starts[row], starts[row + 1]) for row in rows])
+            for name, column in zip(names, found, strict=True):
+                column[places] = table[name]
+    return found

@@ -24,11 +24,13 @@ import attrs
 
 from areal_core.config.schema import RunConfig
 from areal_core.contract.batch import Batch
+from areal_core.contract.data import Episode
 from areal_core.contract.errors import StorageError
 from areal_core.fleet.meter import FleetMeter
 from areal_core.fleet.task_groups import unless_set
 from areal_core.fleet.turns import OwnDevices
 from areal_core.fleet.weight_sync import WeightUpdate
+from areal_core.loop.aside import aside
 from areal_core.loop.checkpoint import Checkpoints, Progress
 from areal_core.loop.learner import Learns, Update
 from areal_core.loop.run_folder import RunFolder
@@ -162,7 +164,8 @@ class TrainLoop:
         async with self._parts.sync.stepping():
             await self._parts.turns.train()
             with times.measure("train_s"):
-                update = await self._parts.learner.update(Batch.pack(episodes), version)
+                batch = await aside(_num_tokens(episodes), partial(Batch.pack, episodes))
+                update = await self._parts.learner.update(batch, version)
             self._trained = version + 1
             self._count.add(groups, update)
             record = partial(self._recorded, version + 1, groups, update, times)
@@ -234,3 +237,7 @@ class TrainLoop:
     def _tell_refused(self, version: int, error: StorageError) -> None:
         self._parts.events.write("checkpoint_refused", version=version, error=str(error))
         self._parts.view.note(f"version {version} is not saved yet, it is tried again: {error.why}")
+
+
+def _num_tokens(episodes: Sequence[Episode]) -> int:
+    return sum(len(trajectory) for episode in episodes for trajectory in episode.trajectories)

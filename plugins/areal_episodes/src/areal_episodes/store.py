@@ -23,7 +23,7 @@ from pathlib import Path
 from attrs import field, frozen
 
 from areal_core.contract.batch import Batch
-from areal_core.contract.data import Episode
+from areal_core.contract.data import Episode, Trajectory
 from areal_core.contract.errors import ArealError, StorageError
 from areal_core.contract.workflow import Tokenizer
 from areal_core.plugins.episodes import EndedEpisode, Fate, KeptGroup
@@ -41,6 +41,8 @@ GATHER_S = 0.25
 """How long episodes are gathered for one chunk, if no step trains on some before. A killed controller loses no more."""
 MAX_CHUNK = 1024
 """Episodes in one chunk at most."""
+MAX_TOKENS = 1 << 17
+"""Tokens from which on a chunk takes no more: what makes its bytes lets no other thread run meanwhile."""
 MAX_WAITING = 20_000
 """Episodes and fates that wait for the disk at most: what memory a stalled disk may cost."""
 
@@ -66,11 +68,11 @@ class _Found:
 
 @frozen
 class _Learned:
-    """What a step computed; `groups` as they were settled."""
+    """What a step trained on; `groups` as they were settled."""
 
     step: int
     groups: Sequence[tuple[int, int]]
-    columns: StepColumns
+    batch: Batch
     written: Future[None]
 
 
@@ -98,7 +100,7 @@ class Store:
         self._path, self._keep, self._patience_s, self._tell = path, keep, patience_s, tell
         self._tokenizer = tokenizer
         self._database = schema.create(path)
-        self._told: queue.Queue[EndedEpisode | _Settled | _Learned | _End] = queue.Queue(MAX_WAITING)
+        self._told: queue.SimpleQueue[EndedEpisode | _Settled | _Learned | _End] = queue.SimpleQueue()
         self._handed_over: dict[int, list[tuple[int, int]]] = defaultdict(list)
         self._error: StorageError | None = None
         self._closing = threading.Event()
@@ -126,7 +128,7 @@ class Store:
         written: Future[None] = Future()
         written.set_running_or_notify_cancel()  # nobody who waits can cancel it
         self._promised.add(written)
-        self._take(_Learned(step, self._handed_over.pop(step, []), StepColumns.of(batch), written))
+        self._take(_Learned(step, self._handed_over.pop(step, []), batch, written))
         self._hurry.set()
         if self._closing.is_set() or self._ended or self._error is not None:
             self._keep_promises([written])
@@ -197,9 +199,9 @@ class Store:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="episodes", daemon=True)
             self._thread.start()
-        try:
-            self._told.put_nowait(told)
-        except queue.Full:
+        if self._told.qsize() < MAX_WAITING:
+            self._told.put(told)
+        else:
             why = f"{MAX_WAITING} episodes wait for the disk"
             self._error = StorageError(f"{self._path} takes nothing any more", why=why, fix="free space there")
 
@@ -229,8 +231,12 @@ class Store:
             self._hurry.wait(GATHER_S)
             if not self._closing.is_set():
                 self._hurry.clear()
-            while not self._told.empty() and len(told) < MAX_CHUNK:
+            num_tokens = _num_tokens(told[0])
+            while not self._told.empty() and len(told) < MAX_CHUNK and num_tokens < MAX_TOKENS:
                 told.append(self._told.get())
+                num_tokens += _num_tokens(told[-1])
+            if len(told) == MAX_CHUNK or num_tokens >= MAX_TOKENS:
+                self._hurry.set()  # nothing is gathered while others wait
             self._commit(self._chunk([one for one in told if isinstance(one, EndedEpisode)]), told)
             self._keep_promises([one.written for one in told if isinstance(one, _Learned)])
             if any(isinstance(one, _End) for one in told):
@@ -302,8 +308,8 @@ class Store:
         """Write a step's columns with the episode of each trajectory; of a step that lacks one, none are kept."""
         found = [row for group in told.groups for row in database.execute(schema.TRAINED, (*group, told.step))]
         owners = [number for number, count in found for _ in range(count)]
-        if len(owners) == len(told.columns.lengths):
-            blob = told.columns.to_bytes(owners)
+        if len(owners) == told.batch.num_sequences:
+            blob = StepColumns.of(told.batch).to_bytes(owners)
             database.execute(schema.LEARNED, (told.step, blob, checksum(blob)))
 
     def _trim(self, database: sqlite3.Connection, written: int) -> None:
@@ -332,6 +338,12 @@ class Store:
             if self._database.in_transaction:  # on a full disk SQLite may have gone back by itself
                 self._database.execute("ROLLBACK")
             raise
+
+
+def _num_tokens(told: object) -> int:
+    """Return how many tokens an episode has; one that is none is noticed when it is written."""
+    known = told.trajectories if isinstance(told, EndedEpisode) else ()
+    return sum(len(each) for each in known if isinstance(each, Trajectory))
 
 
 def open_store(folder: Path, *, keep: int, tokenizer: Tokenizer, tell: Callable[..., None]) -> Store:

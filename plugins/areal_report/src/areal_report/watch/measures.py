@@ -21,10 +21,11 @@ Groups = Sequence[Sequence[Episode]]
 
 def measures(record: Mapping[str, Any], groups: Groups) -> dict[str, float]:
     """Return what is added to a step's record. Any: as in `metrics.jsonl`."""
-    trajectories = [t for group in groups for episode in group for t in episode.trajectories if bool(t.loss_mask.any())]
+    trajectories = [trajectory for group in groups for episode in group for trajectory in episode.trajectories]
+    measured = [(trajectory.reward, float(trajectory.loss_mask.sum())) for trajectory in trajectories]
     return {
-        **_spread("train/reward", [trajectory.reward for trajectory in trajectories]),
-        **_spread("train/response_length", [float(trajectory.loss_mask.sum()) for trajectory in trajectories]),
+        **_spread("train/reward", [reward for reward, length in measured if length]),
+        **_spread("train/response_length", [length for _, length in measured if length]),
         **_solved(groups),
         **_of_workflow([episode for group in groups for episode in group]),
         **_effective_sample_size(record),
