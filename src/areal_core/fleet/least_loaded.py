@@ -16,8 +16,7 @@ from areal_core.contract.clock import Clock
 from areal_core.fleet.breaker import BreakerState
 from areal_core.fleet.replica import Replica, ReplicaStage
 
-_SPARE = 64
-"""Entries beyond two for each replica before those that are too high are thrown away."""
+_SPARE = 64  # entries beyond two for each replica before those that are too high are thrown away
 
 
 class LeastLoaded:
@@ -28,8 +27,7 @@ class LeastLoaded:
         self._clock = clock
         self._replicas: dict[int, Replica] = {}
         self._entries: list[tuple[int, int]] = []
-        self._resting: list[tuple[float, int]] = []
-        """When a circuit that is open may be tried again, and whose it is."""
+        self._resting: list[tuple[float, int]] = []  # when a circuit that is open may be tried again, and whose
 
     def offer(self, replica: Replica) -> None:
         """Hear that a replica serves from here on, or that one of its requests has ended."""
@@ -41,9 +39,11 @@ class LeastLoaded:
 
     def choose(self, without: Collection[Replica] = ()) -> Replica | None:
         """Return the usable replica with the fewest requests in flight, of several the one that came first."""
-        entries, aside = self._entries, []
-        self._wake()
-        chosen = None
+        entries, aside, chosen = self._entries, [], None
+        while self._resting and self._resting[0][0] <= self._clock.now():
+            number = heappop(self._resting)[1]
+            if number in self._replicas:
+                heappush(entries, (self._replicas[number].in_flight, number))
         while entries:
             load, number = entry = entries[0]
             replica = self._replicas.get(number)
@@ -65,20 +65,8 @@ class LeastLoaded:
             heappush(entries, entry)
         return chosen
 
-    def _wake(self) -> None:
-        """Bring those back whose circuit has been open for long enough."""
-        if not self._resting:
-            return
-        now = self._clock.now()
-        while self._resting and self._resting[0][0] <= now:
-            number = heappop(self._resting)[1]
-            if number in self._replicas:
-                heappush(self._entries, (self._replicas[number].in_flight, number))
-
     def _tidy(self) -> None:
         """Keep one entry of each replica that serves."""
-        serving = [replica for replica in self._replicas.values() if replica.stage is ReplicaStage.SERVING]
-        self._replicas = {replica.number: replica for replica in serving}
-        self._entries = [(replica.in_flight, replica.number) for replica in serving]
-        self._resting = []
+        self._replicas = {n: each for n, each in self._replicas.items() if each.stage is ReplicaStage.SERVING}
+        self._entries, self._resting = [(each.in_flight, n) for n, each in self._replicas.items()], []
         heapify(self._entries)

@@ -96,7 +96,10 @@ class EpisodeRunner:
         """
         started = time.time()
         for attempt in range(self._retries + 1):
-            session = self._open(order, attempt)
+            name = f"{order.task_id}{order.tag}#{order.member}.{attempt}"
+            session = self._sessions.open(
+                task_id=order.task_id, name=name, seed_name=order.seed_name, sampling=order.sampling
+            )
             try:
                 result = await self._workflow.arun_episode(session, order.row)
                 episode = await self._prepared(order, _episode(result, order))
@@ -117,15 +120,6 @@ class EpisodeRunner:
                 self.num_generated += session.num_generated
                 await session.close()
         raise AssertionError("the last try returns or raises")
-
-    def _open(self, order: EpisodeOrder, attempt: int) -> PoolSession:
-        name = f"{order.task_id}{order.tag}#{order.member}.{attempt}"
-        return self._sessions.open(
-            task_id=order.task_id,
-            name=order.seed_name if name == order.seed_name else name,  # one string less in memory, as a rule
-            seed_name=order.seed_name,
-            sampling=order.sampling,
-        )
 
     def _cancelled(self, order: EpisodeOrder, session: PoolSession, started: float, deadline: Deadline) -> None:
         """Tell what a cancellation ended; raise a failure if nobody cancelled the episode but it itself."""

@@ -10,9 +10,8 @@ may hold it. The law and its proof: `docs/explanation/staleness.md`.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
@@ -53,9 +52,9 @@ class StalenessGate:
         self._handed_over = False
         self._flights: dict[int, Flight] = {}
         self._num_running = 0
-        self._outstanding: Counter[int] = Counter()
-        """Of each version, how many groups admitted at it are outstanding; none that has none."""
-        self._finished = Ranked()
+        self._outstanding: Counter[int] = Counter()  # by the version they were admitted at
+        self._ready: Counter[int] = Counter()  # those among them that have finished
+        self._finished: list[tuple[int, int]] = []  # the same as a heap of (rank, index)
 
     @property
     def num_running(self) -> int:
@@ -88,8 +87,8 @@ class StalenessGate:
         batches = at + self.max_staleness - self.version + 1
         if self._allowance() <= 0 or before >= batches * self.prompts_per_step:
             return False
-        self._enter(Flight(index=index, admitted_at=at, oldest=at))
-        self._finished.add(at, index)
+        self._enter(Flight(index=index, admitted_at=at))
+        self._end(Flight(index=index, admitted_at=at, oldest=at))
         return True
 
     def finish(self, index: int, oldest: int | None) -> bool:
@@ -100,8 +99,7 @@ class StalenessGate:
         """
         at = self._running(index).admitted_at
         self._num_running -= 1
-        self._flights[index] = flight = Flight(index=index, admitted_at=at, oldest=at if oldest is None else oldest)
-        self._finished.add(self._rank(flight), index)
+        self._end(Flight(index=index, admitted_at=at, oldest=at if oldest is None else oldest))
         return True
 
     def remove(self, index: int) -> None:
@@ -167,13 +165,13 @@ class StalenessGate:
         """Return the finished groups with the earliest deadlines, if the ones left behind can all meet theirs."""
         if self.num_finished < self.prompts_per_step or not self._others_in_time():
             return None
-        return [self._flights[index] for index in self._finished.pop(self.prompts_per_step)]
+        return [self._flights[heappop(self._finished)[1]] for _ in range(self.prompts_per_step)]
 
     def _others_in_time(self) -> bool:
         """Tell whether all but the finished groups with the earliest deadlines can meet theirs, in later batches."""
         chosen, behind = self.prompts_per_step, 0
         for admitted_at in sorted(self._outstanding):
-            taken = min(chosen, self._finished.count(admitted_at))
+            taken = min(chosen, self._ready[admitted_at])
             chosen -= taken
             behind += self._outstanding[admitted_at] - taken
             batches_until_deadline = admitted_at + self.max_staleness - self.version
@@ -190,11 +188,18 @@ class StalenessGate:
         self._outstanding[flight.admitted_at] += 1
         self._admitted += 1
 
+    def _end(self, flight: Flight) -> None:
+        self._flights[flight.index] = flight
+        self._ready[flight.admitted_at] += 1
+        heappush(self._finished, (self._rank(flight), flight.index))
+
     def _leave(self, flight: Flight) -> None:
+        at = flight.admitted_at
         del self._flights[flight.index]
-        self._outstanding[flight.admitted_at] -= 1
-        if not self._outstanding[flight.admitted_at]:
-            del self._outstanding[flight.admitted_at]
+        self._outstanding[at] -= 1
+        self._ready[at] -= flight.oldest is not None
+        if not self._outstanding[at]:
+            del self._outstanding[at], self._ready[at]
 
     def _check(self, flight: Flight) -> None:
         age = self.staleness(flight.index)
@@ -241,9 +246,10 @@ class DroppingGate(StalenessGate):
         return self._drop_old()
 
     def _drop_old(self) -> list[int]:
-        dropped = self._finished.pop_below(self.version - self.max_staleness)
-        for index in dropped:
-            self._leave(self._flights[index])
+        dropped = []
+        while self._finished and self._finished[0][0] < self.version - self.max_staleness:
+            dropped.append(heappop(self._finished)[1])
+            self._leave(self._flights[dropped[-1]])
         return sorted(dropped)
 
     def _allowance(self) -> int:
@@ -256,37 +262,6 @@ class DroppingGate(StalenessGate):
 
     def _others_in_time(self) -> bool:
         return True
-
-
-class Ranked:
-    """Indices under ranks, in the order of (rank, index). Adding and taking one cost the logarithm of their number."""
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self._heaps: dict[int, list[int]] = {}
-
-    def add(self, rank: int, index: int) -> None:
-        """Take one in."""
-        heappush(self._heaps.setdefault(rank, []), index)
-
-    def count(self, rank: int) -> int:
-        """Return how many have this rank."""
-        return len(self._heaps.get(rank, ()))
-
-    def pop(self, number: int) -> list[int]:
-        """Give the first of all away; there must be so many."""
-        return list(itertools.islice(self._in_order(sorted(self._heaps)), number))
-
-    def pop_below(self, rank: int) -> list[int]:
-        """Give everything away whose rank is lower."""
-        return list(self._in_order(sorted(each for each in self._heaps if each < rank)))
-
-    def _in_order(self, ranks: Iterable[int]) -> Iterator[int]:
-        for rank in ranks:
-            heap = self._heaps[rank]
-            while heap:
-                yield heappop(heap)
-            del self._heaps[rank]
 
 
 Item = TypeVar("Item")
