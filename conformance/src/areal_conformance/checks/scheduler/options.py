@@ -31,7 +31,7 @@ async def again(bench: SchedulerBench) -> None:
     await made_again(bench, _CHECKS)
 
 
-@rule("scheduler.options.shown")
+@rule("scheduler.options.shown", deadline_s=120.0)
 async def effect(bench: SchedulerBench) -> None:
     """Options with an effect that can be seen have it."""
     await shown(bench, bench.scheduler)

@@ -7,6 +7,7 @@ Does not know: any check.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 
 from areal_conformance.adapter import Adapter, Bounds, Variant
@@ -14,12 +15,13 @@ from areal_conformance.benches.process import listening
 from areal_conformance.benches.scheduler import CALL_S, PROBE_FILE, SPEC, asking
 from areal_conformance.outcome import Inconclusive
 from areal_conformance.probes.engine import NAME
-from areal_core.contract.errors import ArealError
-from areal_core.contract.scheduler import Job, Scheduler
+from areal_core.contract.errors import ArealError, WorkerTimeout
+from areal_core.contract.scheduler import Job, Scheduler, Worker
 from areal_core.contract.train import RankContext, TrainSpec
 
 _BOUND_S, _LOOKS = 1.5, 40
 """Without an answer for so long a run does not move; looks at what polls raise, in twice as long."""
+_LATE_S = 1.0
 _HELD_S = 3.2
 """For how long the trainer does not answer: no less than is looked, and no longer than close may take."""
 _NETWORK = (
@@ -44,9 +46,7 @@ async def _what_polls_raise(scheduler: Scheduler) -> dict[str, str]:
     (actor,), (rollout,) = await asyncio.gather(
         scheduler.submit(_job("actor", "train")), scheduler.submit(_job("rollout", "infer"))
     )
-    context = RankContext(rank=0, world_size=1, local_rank=0, device="cpu", init_method="tcp://x:1")
-    held = TrainSpec(role="actor", model_path="none", options={"held_s": _HELD_S})
-    await actor.call("start", held, context, timeout_s=CALL_S)
+    await _start_trainer(actor, _HELD_S)
     await rollout.call("start", SPEC, timeout_s=CALL_S)
     if _raised(scheduler, "rollout"):
         raise Inconclusive(f"the machine needed {_BOUND_S:g} s from one start of a worker to the next")
@@ -64,6 +64,22 @@ async def _what_polls_raise(scheduler: Scheduler) -> dict[str, str]:
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def _what_poll_raises_of_late(scheduler: Scheduler) -> str:
+    """Let a trainer miss the deadline of a call; return what its poll raises then."""
+    (actor,) = await scheduler.submit(_job("actor", "train"))
+    await _start_trainer(actor, _LATE_S)
+    with contextlib.suppress(WorkerTimeout):
+        await actor.call("save_weights", "none", timeout_s=_LATE_S / 4)
+        raise Inconclusive(f"a call that takes {_LATE_S:g} s met its deadline of a quarter")
+    return _raised(scheduler, "actor")
+
+
+async def _start_trainer(worker: Worker, held_s: float) -> None:
+    context = RankContext(rank=0, world_size=1, local_rank=0, device="cpu", init_method="tcp://x:1")
+    spec = TrainSpec(role="actor", model_path="none", options={"held_s": held_s})
+    await worker.call("start", spec, context, timeout_s=CALL_S)
 
 
 def _raised(scheduler: Scheduler, role: str) -> str:
@@ -100,6 +116,7 @@ LOCAL = Adapter(
             gives={"actor": "RolloutError", "rollout": "RolloutError"},
             again=False,
         ),
+        "late": Variant(options={"stalled": "end"}, shows=_what_poll_raises_of_late, gives="", again=False),
     },
     bounds={
         "host": Bounds(takes=("127.0.0.1", "192.0.2.1", "::1"), refuses=("0.0.0.0", "::", "somewhere", "")),
