@@ -13,6 +13,8 @@ import pytest
 from areal_conformance.check import Check, Level
 from areal_conformance.outcome import Outcome
 from areal_conformance.target import Locator
+from areal_core.contract.errors import ConfigError
+from areal_proof.command import _part
 from areal_proof.mutants import Mutant
 from areal_proof.selftest import judge
 from areal_proof.selftest.crew import do_all
@@ -128,6 +130,25 @@ def test_a_mutant_is_tried_on_its_killers_or_on_everything(make: Any) -> None:
 
     assert (short.checks, short.ranks) == (("workflow.b",), 2)
     assert full.checks == ("workflow.b", "workflow.a", "workflow.c")
+
+
+def test_parts_are_everything_together() -> None:
+    """Each piece of the work is in one of N parts; what is no part is refused."""
+    work = list(range(11))
+    for number in (1, 2, 3):
+        steps = [_part(f"{place}/{number}") for place in range(1, number + 1)]
+        assert sorted(piece for begin, step in steps for piece in work[begin::step]) == work
+    assert _part("") == (0, 1)
+    for wrong in ("3/2", "0/2", "1/0", "half", "1/2/3"):
+        with pytest.raises(ConfigError, match="is no part"):
+            _part(wrong)
+
+
+def test_figures_need_no_mutant(make: Any) -> None:
+    """Level 5 is told and judges nobody: the other checks need a mutant each."""
+    checks = [make("workflow.a"), make("workflow.b.figure", level=Level.NUMBERS)]
+
+    assert judge.killerless(checks, []) == [f"(c) {checks[0].id} kills no mutant"]
 
 
 def test_the_references_include_two_of_every_role() -> None:

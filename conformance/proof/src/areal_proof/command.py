@@ -7,6 +7,7 @@ Does not know: what is asserted (`selftest.judge`), or how the work is done (`se
 from __future__ import annotations
 
 import difflib
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,7 @@ def self_test(
     write: Annotated[bool, Flag] = False,
     role: Annotated[str, Parameter(show_default=False)] = "",
     mutant: Annotated[tuple[str, ...], Parameter(consume_multiple=True, negative=(), show_default=False)] = (),
+    part: Annotated[str, Parameter(show_default=False)] = "",
     jobs: int = 3,
 ) -> int:
     """Let the suite prove itself: references pass, and every backend broken on purpose is caught.
@@ -49,6 +51,7 @@ def self_test(
         write: Renew the committed kill matrix.
         role: Only references and mutants of this role.
         mutant: Only these mutants, and no reference.
+        part: K/N makes the K-th of N equal parts of the work: all N together are everything.
         jobs: Processes to spread the work over; one more than cores, for many of them wait.
     """
     if role and role not in CHECKED_ROLES:
@@ -60,15 +63,17 @@ def self_test(
         near = [hit for name in unknown for hit in difflib.get_close_matches(name, all_mutants(), n=2)]
         fix = f"did you mean {' or '.join(near)}?" if near else "areal conformance explain CHECK names those it kills"
         raise ConfigError(f"no mutant {', '.join(unknown)}", fix=fix)
+    begin, step = _part(part)
+    mutants = mutants[begin::step]
     references, absent = ((), ()) if mutant else present()
     checks = {name: checks_of(name) for name in CHECKED_ROLES}
-    items = reference_items([one for one in references if role in ("", one.role)], checks)
+    items = reference_items([one for one in references if role in ("", one.role)], checks)[begin::step]
     items += mutant_items(mutants, checks, full=full)
     console = Console(soft_wrap=True)
     with _Show(console, len(items)) as show:
         ends = do_all(items, jobs=jobs, listener=show)
     found = judge.kills(ends)
-    whole = not (role or mutant)
+    whole = not (role or mutant or part)
     seen = found if full else {}
     faults = judge.reference_faults(ends) + judge.mutant_faults(mutants, ends)
     if not mutant:
@@ -82,6 +87,14 @@ def self_test(
     _tables(console, mutants, found, ends)
     _summary(console, mutants, found, ends, faults, absent, time.perf_counter() - began)
     return 1 if faults else 0
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Return where the part `K/N` begins, and the step to the next of it."""
+    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text or "1/1")
+    if found is None or int(found[1]) > int(found[2]):
+        raise ConfigError(f"{text!r} is no part", why="it is K/N, the K-th of N equal ones", fix="--part 1/2")
+    return int(found[1]) - 1, int(found[2])
 
 
 class _Show:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from areal_conformance.check import Check
+from areal_conformance.check import Check, Level
 from areal_conformance.outcome import Outcome
 from areal_proof.mutants import Mutant
 from areal_proof.selftest.work import Ended, Item
@@ -47,9 +47,10 @@ def mutant_faults(mutants: Iterable[Mutant], ends: Iterable[Ended]) -> list[str]
 
 
 def killerless(checks: Iterable[Check], mutants: Iterable[Mutant]) -> list[str]:
-    """(c)."""
+    """(c). Figures of level 5 are told and judge nobody."""
     killers = {key for mutant in mutants for key in mutant.killers}
-    return [f"(c) {check.id} kills no mutant" for check in checks if check.id not in killers]
+    judging = [check for check in checks if check.level < Level.NUMBERS]
+    return [f"(c) {check.id} kills no mutant" for check in judging if check.id not in killers]
 
 
 def rowless(rows: Iterable[str], mutants: Iterable[Mutant]) -> list[str]:
