@@ -51,6 +51,31 @@ def test_one_generation_becomes_one_trajectory() -> None:
     assert (trajectory.reward, trajectory.stop_reason) == (0.5, StopReason.LENGTH)
 
 
+def test_a_builder_that_goes_on_changes_nothing_it_built() -> None:
+    """Branches of a conversation share their beginning."""
+    builder = TrajectoryBuilder([5])
+    builder.add_generation(generation_of([4]))
+    first = builder.build(0.0)
+    builder.add_generation(generation_of([7, 8]))
+
+    assert first.input_ids.tolist() == [5, 4] and builder.build(0.0).input_ids.tolist() == [5, 4, 7, 8]
+
+
+def test_nothing_given_and_nothing_generated_is_a_trajectory_without_tokens() -> None:
+    """Its columns have their types."""
+    trajectory = from_generation([], generation_of([]), reward=0.0)
+
+    columns = (trajectory.input_ids, trajectory.loss_mask, trajectory.logprobs, trajectory.versions)
+    assert [column.dtype for column in columns] == [torch.int64, torch.bool, torch.float32, torch.int32]
+    assert len(trajectory) == 0
+
+
+def test_an_id_that_is_no_whole_number_is_refused() -> None:
+    """It is never cut to one."""
+    with pytest.raises(TypeError):
+        TrajectoryBuilder([5, 1.5])  # type: ignore[list-item]
+
+
 segments = st.lists(
     st.tuples(st.booleans(), st.lists(st.integers(0, 63), min_size=1, max_size=5), st.booleans()), max_size=6
 )

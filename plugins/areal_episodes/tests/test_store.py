@@ -374,7 +374,7 @@ def test_a_damaged_episode_is_told_and_issued_again(opened: Opened) -> None:
     store = opened.open()
     store.ended(ended(1))
     store.close()
-    with closing(sqlite3.connect(opened.folder / schema.FILE)) as database:
+    with sqlite3.connect(opened.folder / schema.FILE) as database:
         database.execute("UPDATE chunks SET columns = zeroblob(length(columns)) WHERE id = 1")
 
     again = opened.open()

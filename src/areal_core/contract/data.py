@@ -97,7 +97,7 @@ class Trajectory:
                     f"token column {name!r} has {column.shape[0]} rows for {length} tokens",
                     fix="one row per token, or put it into sequence_extras",
                 )
-        if length and bool((self.versions[self.loss_mask] < 0).any()):
+        if length and bool((self.versions.lt(0) & self.loss_mask).any()):
             raise BatchError(
                 "a generated token carries no policy version",
                 why="it must be known which weights computed a token that is trained on, and an adapter's are not them",

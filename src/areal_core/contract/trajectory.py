@@ -16,6 +16,7 @@ With images each turn is asked with those so far: generate(turns.input_ids, imag
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -56,10 +57,8 @@ class TrajectoryBuilder:
     """Collects prompt, generated and environment tokens in order. One per trajectory, inside a workflow."""
 
     def __init__(self, prompt_ids: Sequence[int] = (), images: Sequence[bytes] = ()) -> None:
-        self._ids: list[int] = []
-        self._mask: list[bool] = []
-        self._logprobs: list[float] = []
-        self._versions: list[int] = []
+        self._ids, self._mask = array("q"), bytearray()
+        self._logprobs, self._versions = array("f"), array("i")
         self._extras: list[tuple[int, Mapping[str, Tensor]]] = []
         self._stop_reason: StopReason | None = None
         self._images: list[bytes] = []
@@ -81,10 +80,11 @@ class TrajectoryBuilder:
         `images` are PNG or JPEG files, one for each placeholder among the tokens, in their order.
         """
         self._images += images
-        self._ids += token_ids
-        self._mask += [False] * len(token_ids)
-        self._logprobs += [0.0] * len(token_ids)
-        self._versions += [NO_VERSION] * len(token_ids)
+        count = len(token_ids)
+        self._ids.extend(token_ids)
+        self._mask += bytes(count)
+        self._logprobs += array("f", (0.0,)) * count
+        self._versions += array("i", (NO_VERSION,)) * count
 
     def add_generation(self, generation: Generation, *, train: bool = True) -> None:
         """Append what the policy generated; without `train` as context only.
@@ -100,9 +100,9 @@ class TrajectoryBuilder:
             return
         if generation.token_extras:
             self._extras.append((len(self._ids), generation.token_extras))
-        self._ids += generation.output_ids
-        self._mask += [True] * len(generation.output_ids)
-        self._logprobs += generation.logprobs
+        self._ids.extend(generation.output_ids)
+        self._mask += b"\1" * len(versions)
+        self._logprobs.extend(generation.logprobs)
         self._versions += versions
 
     def build(self, reward: float, *, sequence_extras: Mapping[str, Tensor] | None = None) -> Trajectory:
@@ -118,10 +118,10 @@ class TrajectoryBuilder:
         if not math.isfinite(reward):
             raise BatchError(f"the reward is {reward}", why="it must be a finite number")
         return Trajectory(
-            input_ids=torch.tensor(self._ids, dtype=torch.int64),
-            loss_mask=torch.tensor(self._mask, dtype=torch.bool),
-            logprobs=torch.tensor(self._logprobs, dtype=torch.float32),
-            versions=torch.tensor(self._versions, dtype=torch.int32),
+            input_ids=_column(self._ids, torch.int64),
+            loss_mask=_column(self._mask, torch.bool),
+            logprobs=_column(self._logprobs, torch.float32),
+            versions=_column(self._versions, torch.int32),
             reward=float(reward),
             stop_reason=self._stop_reason,
             token_extras=self._token_columns(),
@@ -139,18 +139,24 @@ class TrajectoryBuilder:
         return columns
 
 
-def _versions(generation: Generation) -> list[int]:
+def _column(values: array[int] | array[float] | bytearray, dtype: torch.dtype) -> Tensor:
+    """Return a copy as a tensor: the builder may go on."""
+    memory = bytearray(values)
+    return torch.frombuffer(memory, dtype=dtype) if memory else torch.empty(0, dtype=dtype)
+
+
+def _versions(generation: Generation) -> array[int]:
     """Spread the version spans over the output tokens."""
-    versions: list[int] = []
+    versions, newest = array("i"), NO_VERSION
     for span in generation.version_spans:
-        newest = versions[-1] if versions else NO_VERSION
         if span.start != len(versions) or span.stop <= span.start or span.version < newest:
             raise BatchError(
                 f"version span [{span.start}, {span.stop}) of version {span.version} does not follow token "
                 f"{len(versions)} of version {newest}",
                 why="spans cover the output without gap or overlap, and versions never decrease",
             )
-        versions += [span.version] * (span.stop - span.start)
+        newest = span.version
+        versions += array("i", (newest,)) * (span.stop - span.start)
     if len(versions) != len(generation.output_ids):
         raise BatchError(
             f"version spans cover {len(versions)} of {len(generation.output_ids)} generated tokens",
@@ -165,6 +171,8 @@ def _check_logprobs(generation: Generation) -> None:
             f"{len(generation.logprobs)} log-probs for {len(generation.output_ids)} generated tokens",
             why="each generated token needs the log-prob it was sampled with",
         )
+    if all(map(math.isfinite, generation.logprobs)):
+        return
     for position, logprob in enumerate(generation.logprobs):
         if not math.isfinite(logprob):
             raise BatchError(

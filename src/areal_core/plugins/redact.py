@@ -39,7 +39,7 @@ def redact(value: Any, name: str = "") -> Any:
 
     Numbers and flags under `token` or `key` are counts and choices, and stay.
     """
-    secret = names_secret(name)
+    secret = name != "" and names_secret(name)
     if isinstance(value, Mapping):
         return {key: redact(item, name if secret else str(key)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -9,7 +9,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
+
+import torch
 
 from areal_core.contract.data import Trajectory
 from areal_core.contract.workflow import Tokenizer
@@ -21,14 +24,20 @@ MAX_VALUE = 20_000
 
 def turns(trajectories: Sequence[Trajectory], tokenizer: Tokenizer) -> list[list[dict[str, str]]]:
     """Return, per trajectory, its turns in order: `given` by prompts and tools, or `generated`."""
-    found, pieces = list[list[dict[str, str]]](), list[list[int]]()
-    for trajectory in trajectories:
-        mask, ids = trajectory.loss_mask, trajectory.input_ids.tolist()
-        ends = [*((mask[1:] != mask[:-1]).nonzero().flatten() + 1).tolist(), len(ids)]
-        starts = [0, *ends[:-1]]
-        generated = mask[starts].tolist() if ids else []
-        found.append([{"role": "generated" if own else "given", "text": ""} for own in generated])
-        pieces += [ids[start:end] for start, end in zip(starts, ends, strict=True)] if ids else []
+    found: list[list[dict[str, str]]] = [[] for _ in trajectories]
+    bounds = list(accumulate(map(len, trajectories)))  # where each ends, all of them end to end
+    if not bounds or not bounds[-1]:
+        return found
+    ids = torch.cat([trajectory.input_ids for trajectory in trajectories]).tolist()
+    mask = torch.cat([trajectory.loss_mask for trajectory in trajectories])
+    changes = ((mask[1:] != mask[:-1]).nonzero().flatten() + 1).tolist()
+    starts = sorted({0, *changes, *bounds} - {bounds[-1]})
+    pieces, number = list[list[int]](), 0
+    for start, end, own in zip(starts, [*starts[1:], bounds[-1]], mask[starts].tolist(), strict=True):
+        while start >= bounds[number]:
+            number += 1
+        found[number].append({"role": "generated" if own else "given", "text": ""})
+        pieces.append(ids[start:end])
     texts = iter(_decoded(pieces, tokenizer))
     for turn in (turn for each in found for turn in each):
         turn["text"] = redact(next(texts))
