@@ -7,6 +7,7 @@ Does not know: how it is caught.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -83,7 +84,18 @@ class _PromisesTwice(Capacity):
             raise ResourceError(f"{job.role!r} wants {wanted} bytes", why=f"the machine has {self.memory}")
 
 
+def _counting_all_time(worker: Any) -> Any:  # Any: a worker of the local scheduler
+    worker.become_ready = partial(_ready_at_once, worker.become_ready)
+    return worker
+
+
+async def _ready_at_once(ready: Original, *given: Any, max_gap_s: float) -> None:
+    await ready(*given, max_gap_s=1e9)
+
+
 LOCAL_ROWS = breaks_local.rows(
+    row("OwnSilenceCounts", "Takes workers for silent whose signs of life it had no time to hear.",
+        "scheduler.silence.of_its_own", start_worker=after(lambda result: _counting_all_time(result))),
     row("DevicesOfTheirOwn", "Gives devices of its own to a job that is to share another's.",
         "scheduler.together.devices", submit=given(together_with=None)),
     row("MemoryIsNotLookedAt", "Claims to keep memory for workers, and starts them whatever they ask for.",

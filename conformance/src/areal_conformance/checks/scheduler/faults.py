@@ -7,6 +7,8 @@ Does not know: how a scheduler finds out, or where it keeps logs.
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from areal_conformance.benches.base import SOON_S
@@ -16,11 +18,13 @@ from areal_conformance.checks.scheduler.anchors import CALL, STATE, STATUS
 from areal_conformance.outcome import expect
 from areal_conformance.probes.processes import Kill, Stop
 from areal_core.contract.errors import ArealError, WorkerDied, WorkerTimeout
-from areal_core.contract.scheduler import WorkerState
+from areal_core.contract.scheduler import Scheduler, WorkerState, WorkerStatus
 
 _LINES = [f"probe line {number}" for number in range(3)]
 _KILLED = (-9, 137)
 _LONG_S = 60.0
+_HEARTBEAT_S = 1.0
+_TURNS, _TURN_S = 10, 0.02
 
 
 @check("scheduler.death.in_flight", level=Level.FAULTS, law=9, spec=CALL)
@@ -130,6 +134,24 @@ async def silence_noticed(bench: SchedulerBench) -> None:
             expect((await ask(right, "echo", value=5))["value"] == 5, "its neighbour is of no use")
         await bench.told(scheduler, "pair", 0, WorkerState.RUNNING)
         expect((await ask(left, "echo", value=5))["value"] == 5, "a worker that went on is of no use")
+
+
+@check("scheduler.silence.of_its_own", level=Level.FAULTS, law=9, spec=STATE)
+async def silence_of_its_own(bench: SchedulerBench) -> None:
+    """Where controller and workers stand still together, as on a machine that sleeps, no worker is told as silent."""
+    async with bench.scheduler(heartbeat_timeout_s=_HEARTBEAT_S) as scheduler:
+        (worker,) = await bench.start(scheduler, bench.job())
+        with bench.suffering(Stop(bench.status(scheduler, "probe").pid or 0)):
+            await asyncio.sleep(_HEARTBEAT_S / 5)  # so that a sign of life is waited for
+            time.sleep(2 * _HEARTBEAT_S)  # noqa: ASYNC251  the controller stands still, its loop too
+        told = {status.state for _ in range(_TURNS) for status in await _polled(scheduler, "probe")}
+        expect(told == {WorkerState.RUNNING}, f"all stood still together, and the worker is told as {sorted(told)}")
+        expect((await ask(worker, "echo", value=5))["value"] == 5, "a worker that went on is of no use")
+
+
+async def _polled(scheduler: Scheduler, role: str) -> Sequence[WorkerStatus]:
+    await asyncio.sleep(_TURN_S)
+    return scheduler.poll(role)
 
 
 @check("scheduler.silence.calls", level=Level.FAULTS, law=9, spec=CALL)
