@@ -179,7 +179,7 @@ def test_tensors_of_other_names_and_shapes_go_whole(end: Make) -> None:
     fleet, state = Fleet(end, "a"), some()
     fleet.share(state, "a")
     head = state.pop("head")
-    other = {"new": head, **nudged(state, 1), "embed": torch.ones(40, 300, dtype=torch.bfloat16)}
+    other = {"new": head, **nudged(state, 1), "embed": state["embed"].reshape(40, 300)}
 
     assert fleet.share(other, "a") > 0.5
     assert fleet.share(other, "a") < 0.01
