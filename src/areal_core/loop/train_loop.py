@@ -24,7 +24,6 @@ import attrs
 
 from areal_core.config.schema import RunConfig
 from areal_core.contract.batch import Batch
-from areal_core.contract.data import Episode
 from areal_core.contract.errors import StorageError
 from areal_core.fleet.meter import FleetMeter
 from areal_core.fleet.task_groups import unless_set
@@ -164,7 +163,8 @@ class TrainLoop:
         async with self._parts.sync.stepping():
             await self._parts.turns.train()
             with times.measure("train_s"):
-                batch = await aside(_num_tokens(episodes), partial(Batch.pack, episodes))
+                size = sum(len(trajectory) for episode in episodes for trajectory in episode.trajectories)
+                batch = await aside(size, partial(Batch.pack, episodes))
                 update = await self._parts.learner.update(batch, version)
             self._trained = version + 1
             self._count.add(groups, update)
@@ -237,7 +237,3 @@ class TrainLoop:
     def _tell_refused(self, version: int, error: StorageError) -> None:
         self._parts.events.write("checkpoint_refused", version=version, error=str(error))
         self._parts.view.note(f"version {version} is not saved yet, it is tried again: {error.why}")
-
-
-def _num_tokens(episodes: Sequence[Episode]) -> int:
-    return sum(len(trajectory) for episode in episodes for trajectory in episode.trajectories)
