@@ -35,7 +35,6 @@ from areal_core.fleet.meter import FleetMeter
 from areal_core.fleet.pool import InferencePool
 from areal_core.fleet.weight_sync import WeightUpdate
 from areal_core.loop.learner import Learner
-from areal_core.loop.own_process import as_controller
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.step_record import Totals
 from areal_core.loop.train_group import TrainGroup
@@ -48,6 +47,7 @@ from areal_core.rollout.groups import EpisodeGroup
 from areal_core.rollout.stats import RolloutStats
 from areal_core.rollout.tasks import Task
 from areal_episodes.store import open_store
+from areal_local.own_process import as_controller
 from areal_local.scheduler.config import LocalConfig
 from areal_local.scheduler.local_scheduler import LocalScheduler
 from areal_report.watch.judge import make_watch

@@ -28,10 +28,10 @@ from areal_core.config.schema import RolloutConfig
 from areal_core.contract.data import StopReason
 from areal_core.contract.inference import Generation, VersionSpan
 from areal_core.fleet.pool import InferencePool
-from areal_core.loop.own_process import as_controller
 from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.session import PoolSessions
 from areal_core.rollout.tasks import TaskSource
+from areal_local.own_process import as_controller
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the root of the repository
 from tests.benches.rollouts import NoTokenizer, ScriptedWorkflow

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from areal_algorithms.balance import balance
 from areal_algorithms.objectives.ppo import PPOConfig, PPOObjective
 from areal_core.algorithms.config import Proximal
 from areal_core.algorithms.sums import means
-from areal_core.contract.balance import balance
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import Head, Output, TrainReport
 from areal_torch.step import Limits, train_step

@@ -1,7 +1,7 @@
 """Sequences packed end to end: the only layout a batch has. There is no padding to mistake for data.
 
 Knows: two tables kept apart, one row per token and one row per sequence, and media beside them.
-Does not know: how many tokens fit anywhere, which sequences go together (`balance`) or what a loss is.
+Does not know: how many tokens fit anywhere, which sequences go together (the extension `balance`) or what a loss is.
 """
 
 from __future__ import annotations

@@ -15,11 +15,10 @@ from attrs import frozen
 
 from areal_core.algorithms.config import AlgorithmConfig
 from areal_core.algorithms.sums import add_sums
-from areal_core.contract.balance import balance
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import ObjectiveSpec, Output, Sum, TrainReport
 from areal_core.loop.aside import aside
-from areal_core.loop.train_group import TrainGroup
+from areal_core.loop.train_group import TrainGroup, shares
 from areal_core.plugins.extensions import Columns
 
 
@@ -109,6 +108,6 @@ class Learner:
         batch = batch.with_tokens(fresh=batch.tokens["loss_mask"] & (batch.tokens["versions"] == version))
         if self._algorithm.minibatches == 1:
             return [batch]
-        parts = balance(batch.lengths.tolist(), self._algorithm.minibatches, batch.sequences["group"].tolist())
+        parts = shares(batch.lengths.tolist(), self._algorithm.minibatches, batch.sequences["group"].tolist())
         made = [batch.select(rows) for rows in parts if rows]
         return [part for part in made if bool(part.tokens["loss_mask"].any())] or made

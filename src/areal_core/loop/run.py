@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack, closing
+from contextlib import AsyncExitStack, closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -32,7 +32,6 @@ from areal_core.loop.checkpoint import Progress, progress_of, read_progress, res
 from areal_core.loop.evaluator import Evaluator, HeldOut
 from areal_core.loop.launch import make_room, make_scheduler, make_turns, start_train_groups
 from areal_core.loop.learner import Learner, Learns
-from areal_core.loop.own_process import as_controller
 from areal_core.loop.restarts import Restarts, Site
 from areal_core.loop.run_folder import RunFolder
 from areal_core.loop.step_record import Totals
@@ -110,7 +109,7 @@ class Run:
             The first error of any part; by then every process is gone and the report of what
             happened so far is written, with the error in it.
         """
-        with self._folder.held(resume=resume, archive=archive), as_controller():
+        with self._folder.held(resume=resume, archive=archive), (offers.extension("controller") or nullcontext)():
             checkpoint = self._folder.latest() if resume else start
             new = checkpoint is None and not resume
             progress = Progress(version=0, tasks={}, totals={}) if new else progress_of(self._folder, checkpoint)

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from areal_core.contract.balance import balance
 from areal_core.contract.batch import Batch
 from areal_core.contract.scheduler import Worker
 from areal_core.contract.train import EngineInfo, ObjectiveSpec, Output, RankContext, TrainReport, TrainSpec
 from areal_core.fleet.task_groups import gather_or_cancel
 from areal_core.loop.aside import aside
+from areal_core.plugins.extensions import Balance, need
 
 
 class TrainGroup:
@@ -122,10 +122,21 @@ _Shard = tuple[Sequence[int], Batch]
 """Rows of a batch, and the batch of them."""
 
 
+@cache
+def _balance() -> Balance:
+    found: Balance = need("balance", "training")
+    return found
+
+
+def shares(lengths: Sequence[int], num_parts: int, groups: Sequence[str] | None = None) -> list[list[int]]:
+    """Return row numbers for each part, of like sums of tokens, ascending: the extension `balance`."""
+    return _balance()(lengths, num_parts, groups)
+
+
 def _shards(batch: Batch, data_size: int) -> list[_Shard]:
     if data_size == 1:
         return [(range(batch.num_sequences), batch)]
-    return [(rows, batch.select(rows)) for rows in balance(batch.lengths.tolist(), data_size)]
+    return [(rows, batch.select(rows)) for rows in shares(batch.lengths.tolist(), data_size)]
 
 
 def _gathered(batch: Batch, shards: Sequence[_Shard], answers: Sequence[Batch], names: Sequence[str]) -> list[Tensor]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 GROUP = "areal.extension"
 _OFFERED_BY = {
     "algorithm_checks": "areal-algorithms",
+    "balance": "areal-algorithms",
     "columns": "areal-algorithms",
     "presets": "areal-algorithms",
     "environments": "areal-serving",
@@ -266,6 +267,9 @@ DescribeMachine = Callable[[str, "Registry"], tuple[Mapping[str, int], Callable[
 DescribePlan = Callable[[Any], str]
 """Extension `plan_text`, of a Plan: who runs where, from which weights, with how much memory. Any: the plan."""
 
+AsController = Callable[[], AbstractContextManager[None]]
+"""Extension `controller`: what a process is set to while it has a run, and put back after it."""
+
 Preview = Callable[[Any, "Registry"], str]
 """Extension `preview`, of a Plan: what the first row becomes. Raises ConfigError. Any: the plan."""
 
@@ -295,6 +299,9 @@ class Columns(Protocol):
 MakeColumns = Callable[..., Columns]
 """Extension `columns`, of `algorithm:`, the registry that knows its pieces, and `max_new_tokens`."""
 
+
+Balance = Callable[[Sequence[int], int, "Sequence[str] | None"], list[list[int]]]
+"""Extension `balance`, of rows' numbers of tokens, how many parts, and which rows stay together: rows of each part."""
 
 CheckAlgorithm = Callable[..., list[str]]
 """Extension `algorithm_checks`, of `algorithm:`, `has_reference`, `has_critic`, `max_new_tokens` and `max_staleness`:

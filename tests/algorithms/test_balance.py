@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from areal_core.contract.balance import balance, largest_differencing, longest_first
+from areal_algorithms.balance import balance, largest_differencing, longest_first
 from areal_core.contract.errors import BatchError
 
 

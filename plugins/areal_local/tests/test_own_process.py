@@ -17,9 +17,9 @@ from areal_core.cli.train import PlainView
 from areal_core.config.load import load_config
 from areal_core.config.plan import make_plan
 from areal_core.contract.errors import TrainError
-from areal_core.loop.own_process import as_controller
 from areal_core.loop.run import Run
 from areal_core.plugins.registry import default_registry
+from areal_local.own_process import as_controller
 from areal_tasks.quickstart.quickstart import preset_path
 from areal_tasks.tiny import make_spell_model
 
