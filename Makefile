@@ -38,7 +38,7 @@ $(DEV): $(MANIFESTS) | $(VENV)/pyvenv.cfg
 quickstart: $(BASE) ## train a small model and show the curve
 	$(BIN)/areal quickstart $(ARGS)
 
-test: $(DEV) ## everything that takes less than half a minute
+test: $(DEV) ## what takes seconds; AREAL_TEST_PROFILE=thorough draws five times as many examples
 	$(PYTEST) -m "not slow and not hostile and not cluster and not gpu and not browser and not vllm and not sglang and not ascend and not environments" $(ARGS)
 
 SLOW := $(PYTEST) -m "slow and not long and not cluster and not gpu and not browser and not vllm and not sglang and not ascend and not environments"

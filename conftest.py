@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-settings.register_profile("areal", deadline=None)  # a test states what is right, never how long it may take
-settings.load_profile("areal")
+# A test states what is right, never how long it may take.
+settings.register_profile("areal", deadline=None, max_examples=40)
+settings.register_profile("thorough", deadline=None, max_examples=200)
+settings.load_profile(os.environ.get("AREAL_TEST_PROFILE", "areal"))
 
 SLOW_S = 900.0
 """How long a slow test may take that says nothing else: the machine may be busy."""

@@ -126,7 +126,7 @@ def _columns(batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
     return batch.tokens["logprobs"].double() + noise[0], noise[1].abs()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(batch=batches(min_groups=1, max_trajectories=1), seed=st.integers(0, 99), config=ppo_configs())
 def test_every_mode_equals_the_oracle(batch: Batch, seed: int, config: PPOConfig) -> None:
     """Surrogates, levels, weights, proximal sources, KL, entropy and all normalisers agree with a loop over tokens."""

@@ -100,6 +100,7 @@ class RolloutBench:
             ),
             config=config,
             on_event=self._record,
+            clock=self.clock,
             **options,
         )
         self._on_event = on_event

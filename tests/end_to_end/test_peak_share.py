@@ -16,6 +16,7 @@ pytest.importorskip("areal_reference")
 from areal_torch import flops
 
 
+@pytest.mark.slow
 def test_the_share_of_peak_is_in_the_metrics_where_the_device_has_one(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

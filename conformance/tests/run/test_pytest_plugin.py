@@ -235,6 +235,7 @@ def test_warnings_as_errors_of_the_host_do_not_fail_a_backend(outer: Outer, make
     assert record.verdict == "success"
 
 
+@pytest.mark.slow
 def test_processes_of_xdist_make_one_report(
     pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ class Cycle:
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.slow
 def test_what_others_left_does_not_hide_a_port_that_an_engine_left_open() -> None:
     """Garbage of earlier checks is collected while this one counts, and is not set against the engine's own."""
     session = Session(locate(Locator(role="train", name="reference", ranks=1, mutant="ListenerLeftOpen")))

@@ -142,12 +142,12 @@ def test_a_call_has_an_end() -> None:
         released.wait()
 
     async def run() -> list[str]:
-        box = Toolbox([FunctionTool.of(tool, timeout_s=0.01) for tool in (forever, stuck)])
+        box = Toolbox([FunctionTool.of(tool, timeout_s=0.5) for tool in (forever, stuck)])
         made = await box.answer([ToolCall(name=name, arguments="{}") for name in ("forever", "stuck")])
         released.set()
         return [message["content"] for message in made]
 
-    assert asyncio.run(run()) == ["Error: forever took longer than 0.01 s", "Error: stuck took longer than 0.01 s"]
+    assert asyncio.run(run()) == ["Error: forever took longer than 0.5 s", "Error: stuck took longer than 0.5 s"]
     assert cancelled == [True]
 
 

@@ -40,6 +40,7 @@ def gaps(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         ("context_values", 5e-5),
     ],
 )
+@pytest.mark.slow
 def test_several_ranks_compute_what_one_rank_computes(gaps: list[Gaps], case: str, bound: float) -> None:
     """Law 6: columns and gradients do not depend on how many ranks share sequences, or rows of the head."""
     for rank, found in enumerate(gaps):

@@ -64,6 +64,7 @@ def run(folder: Path, kind: str, out: Path, *overrides: str, resume: bool = Fals
     "kind",
     ["sft", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("dpo", "ipo", "reward_model"))],
 )
+@pytest.mark.slow
 def test_a_kind_learns_and_is_shown_like_any_run(folder: Path, tmp_path: Path, kind: str) -> None:
     records = run(folder, kind, tmp_path / "run")
 
@@ -91,6 +92,7 @@ def test_a_run_that_stopped_goes_on_bit_for_bit(folder: Path, tmp_path: Path, ki
     assert [record["grad_norm"] for record in halves] == [record["grad_norm"] for record in whole]
 
 
+@pytest.mark.slow
 def test_a_reward_model_is_loaded_by_transformers_and_prefers_what_it_learned(folder: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForTokenClassification, AutoTokenizer
 

@@ -134,6 +134,7 @@ def test_a_notebook_trains_shows_progress_and_hears_an_interrupt(folder: Path) -
     assert "stopped" in shown(made[4])
 
 
+@pytest.mark.slow
 def test_a_run_on_rows_is_a_trainer_of_another_kind(folder: Path) -> None:
     """No reward and no engine that generates: rows with answers, and the options of the kind."""
     rows = [{"prompt": f"{word}>", "completion": word[::-1]} for word in ("sun", "moon", "tree", "leaf") * 8]

@@ -1,30 +1,24 @@
 """The actor's adapter: whether anybody can train it, what it begins as, and whether it travels alone; others beside it.
 
-Knows: LoraSpec, adapter_config.json as PEFT writes it, the claims `weights.adapter` and `lora.adapters`.
-Does not know: tensors of an adapter, or layers of a model.
+Knows: LoraSpec, the claims `weights.adapter` and `lora.adapters`.
+Does not know: how a folder says what it holds (the extension `adapter_config`), tensors, or layers of a model.
 """
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from areal_core.config.model_folder import local_folder, read_json
 from areal_core.config.schema import AUTO, RolloutConfig, RunConfig
-from areal_core.contract.errors import CapabilityError, ModelError, PlanError
+from areal_core.contract.errors import CapabilityError, PlanError
 from areal_core.contract.train import LoraSpec
+from areal_core.plugins.extensions import ReadAdapter, need
 from areal_core.plugins.registry import Registry
 
 if TYPE_CHECKING:
     from areal_core.config.role_plan import RolePlan
 
 CLAIM = "weights.adapter"
-CONFIG = "adapter_config.json"
-_OTHER = (
-    *("bias", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform"),
-    *("fan_in_fan_out", "trainable_token_indices", "target_parameters"),
-)
-"""Entries of adapter_config.json that, unless empty, make another model than W + scale B A."""
 
 
 def plan_lora(role: str, spec: LoraSpec) -> LoraSpec:
@@ -88,13 +82,12 @@ def plan_adapters(rollout: RolloutConfig) -> dict[str, LoraSpec]:
     """Return what stands in the folders of `rollout.adapters`, by name. Raises PlanError (a name), ModelError."""
     if odd := [name for name in rollout.adapters if not re.fullmatch(r"[\w.-]+", name)]:
         raise PlanError(f"rollout.adapters: {odd[0]!r} is no name", why="servers get it", fix="use letters and -")
-    others = (*_OTHER, "use_rslora")  # engines read these folders themselves, not all of them with that scale
-    return {name: read_lora(f"rollout.adapters.{name}", path, others) for name, path in rollout.adapters.items()}
+    return {name: _read(f"rollout.adapters.{name}", path, by_engine=True) for name, path in rollout.adapters.items()}
 
 
 def _begun(at: str, spec: LoraSpec) -> LoraSpec:
     """Return the spec with rank, alpha and targets of the folder it begins as."""
-    own = read_lora(f"{at}.path", spec.path)
+    own = _read(f"{at}.path", spec.path)
     for name in ("rank", "alpha", "targets"):
         given, its = getattr(spec, name), getattr(own, name)
         if given and (sorted(given) != sorted(its) if name == "targets" else given != its):
@@ -104,27 +97,6 @@ def _begun(at: str, spec: LoraSpec) -> LoraSpec:
     return own
 
 
-def read_lora(key: str, path: str, others: tuple[str, ...] = _OTHER) -> LoraSpec:
-    """Return rank, alpha and targets of a folder in PEFT's format, here or on the hub; errors name the `key`."""
-    folder = local_folder(path)
-    if not (folder / CONFIG).is_file():
-        raise ModelError(
-            f"{key} {path!r} is no adapter folder",
-            why=f"it has no {CONFIG}",
-            fix="name a folder that peft's save_pretrained wrote, or `adapter` in a model folder of a run",
-        )
-    found = read_json(folder / CONFIG)
-    rank: Any = found.get("r")  # Any: json
-    alpha: Any = found.get("lora_alpha")
-    targets: Any = found.get("target_modules")
-    plain = type(rank) is int and isinstance(alpha, int | float) and isinstance(targets, list)
-    odd = [entry for entry in others if found.get(entry) not in (None, False, "none") and found[entry]]
-    if not plain or odd or found.get("peft_type") != "LORA":
-        raise ModelError(
-            f"the adapter in {key} {path!r} is of another kind",
-            why=f"{', '.join(odd) or 'peft_type, r, lora_alpha or target_modules'} in {CONFIG}: only W + "
-            "(alpha / rank) B A on layers named one by one is trained and served",
-            fix="merge it into the model with peft, and begin a new one",
-        )
-    scale = rank**0.5 if found.get("use_rslora") else 1.0
-    return LoraSpec(rank=rank, alpha=alpha * scale, targets=sorted(targets), path=str(folder.absolute()))
+def _read(key: str, path: str, *, by_engine: bool = False) -> LoraSpec:
+    read: ReadAdapter = need("adapter_config", f"an adapter folder ({key})")
+    return read(key, path, by_engine)

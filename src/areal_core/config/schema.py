@@ -34,6 +34,15 @@ class StalenessPolicy(StrEnum):
     """Drop it, count it, and issue its prompt again."""
 
 
+class Admission(StrEnum):
+    """When a prompt begins."""
+
+    EAGER = "eager"
+    """As early as `max_staleness` allows."""
+    JUST_IN_TIME = "just_in_time"
+    """As late as its episodes are still ready when they are wanted, judged by the batches before."""
+
+
 @frozen(kw_only=True)
 class ModelConfig:
     """The policy's starting point."""
@@ -120,6 +129,8 @@ class RolloutConfig:
     """How many versions the weights may move between an episode's first token and its training; 0: none."""
     staleness_policy: StalenessPolicy = StalenessPolicy.WAIT
     """What happens when an episode would be too old."""
+    admission: Admission = Admission.JUST_IN_TIME
+    """When a prompt begins; with `staleness_policy: drop`, always as early as there is room."""
     max_concurrent: int = field(default=0, validator=validators.ge(0))
     """Groups in flight; 0 means all the staleness bound allows."""
     processes: int = field(default=0, validator=validators.ge(0))

@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
     from areal_core.contract.batch import Batch
     from areal_core.contract.data import Episode, Trajectory
-    from areal_core.contract.train import Sum
+    from areal_core.contract.train import LoraSpec, Sum
     from areal_core.contract.workflow import RewardInput, RewardResult
     from areal_core.plugins.registry import Registry
 
 GROUP = "areal.extension"
 _OFFERED_BY = {
+    "adapter_config": "areal-torch",
     "algorithm_checks": "areal-algorithms",
     "balance": "areal-algorithms",
     "columns": "areal-algorithms",
@@ -267,9 +268,6 @@ DescribeMachine = Callable[[str, "Registry"], tuple[Mapping[str, int], Callable[
 DescribePlan = Callable[[Any], str]
 """Extension `plan_text`, of a Plan: who runs where, from which weights, with how much memory. Any: the plan."""
 
-AsController = Callable[[], AbstractContextManager[None]]
-"""Extension `controller`: what a process is set to while it has a run, and put back after it."""
-
 Preview = Callable[[Any, "Registry"], str]
 """Extension `preview`, of a Plan: what the first row becomes. Raises ConfigError. Any: the plan."""
 
@@ -299,6 +297,14 @@ class Columns(Protocol):
 MakeColumns = Callable[..., Columns]
 """Extension `columns`, of `algorithm:`, the registry that knows its pieces, and `max_new_tokens`."""
 
+
+ReadAdapter = Callable[[str, str, bool], "LoraSpec"]
+"""Extension `adapter_config`, of a key for errors, a folder of PEFT's, and whether engines read it: what it holds."""
+
+
+MakePace = Callable[[int], Callable[[float, float], float]]
+"""Extension `pace`, of the staleness bound; then of each batch, what share of its step it was waited for and how many
+had finished beside it: how many batches admission stays behind the bound, less than it."""
 
 Balance = Callable[[Sequence[int], int, "Sequence[str] | None"], list[list[int]]]
 """Extension `balance`, of rows' numbers of tokens, how many parts, and which rows stay together: rows of each part."""

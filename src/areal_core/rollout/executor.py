@@ -17,7 +17,8 @@ from typing import Any
 
 from attrs import asdict, evolve
 
-from areal_core.config.schema import RolloutConfig, StalenessPolicy
+from areal_core.config.schema import Admission, RolloutConfig, StalenessPolicy
+from areal_core.contract.clock import Clock, SystemClock
 from areal_core.contract.data import Episode
 from areal_core.contract.errors import ArealError, DatasetError, EpisodeFailed, RolloutError
 from areal_core.contract.ids import TaskId
@@ -26,6 +27,7 @@ from areal_core.contract.workflow import RolloutWorkflow
 from areal_core.observe.events import EventSink, ignore_event
 from areal_core.plugins.blame import told
 from areal_core.plugins.episodes import EpisodeStore, Fate, KeptGroup
+from areal_core.plugins.extensions import MakePace, extension
 from areal_core.rollout.acceptance import Accept, Acceptance
 from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner, Prepare, too_many
 from areal_core.rollout.groups import EpisodeGroup, kept_group, run_group, stamped
@@ -56,6 +58,7 @@ class RolloutExecutor:
         prepare: Prepare | None = None,
         store: EpisodeStore | None = None,
         runner: Callable[..., EpisodeRunner] = EpisodeRunner,
+        clock: Clock | None = None,
     ) -> None:
         """Start nothing yet.
 
@@ -65,7 +68,12 @@ class RolloutExecutor:
             prepare: called in a thread with each trajectory to be trained on, for its images.
             store: hears of every episode, and gives back on resume what was not trained on.
             runner: makes what runs episodes; another one runs them elsewhere than here.
+            clock: tells how long batches were waited for; the machine's own if None.
         """
+        self._clock = clock or SystemClock()
+        self._handed_over_at = self._clock.now()
+        make_pace: MakePace | None = extension("pace") if config.admission is Admission.JUST_IN_TIME else None
+        self._pace = make_pace(config.max_staleness) if make_pace else lambda _waited, _spare: 0.0
         self._tasks = tasks
         self._config = config
         self._on_event = on_event
@@ -149,6 +157,7 @@ class RolloutExecutor:
             StalenessViolation: a group is older than the bound.
             RolloutError: the batch cannot be completed, because nothing runs and nothing may start.
         """
+        asked = self._clock.now()
         while True:
             if self._error is not None:
                 raise self._error
@@ -158,7 +167,7 @@ class RolloutExecutor:
                     raise self._stuck()
                 self._changed.clear()
                 await self._changed.wait()
-            elif groups := self._hand_over(indices):
+            elif groups := self._hand_over(indices, asked):
                 return groups
 
     def set_version(self, version: int) -> None:
@@ -346,7 +355,7 @@ class RolloutExecutor:
             self._stop(too_many(error, failed, f"the last {window} groups", self._config.max_failed_share))
         self._on_event("group_failed", task_id=task.task_id, error=str(error))
 
-    def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
+    def _hand_over(self, indices: Sequence[int], asked: float) -> list[EpisodeGroup]:
         """Return what is trained of a batch: nothing if `accept` left all of it out, and others get its places."""
         finished = [stamped(group, self._gate.version) for group in self._buffer.take(indices)]
         for group in finished:
@@ -358,6 +367,9 @@ class RolloutExecutor:
             self._fill()
             return groups
         self._acceptance.batch()
+        before, self._handed_over_at = self._handed_over_at, self._clock.now()
+        waited = (self._handed_over_at - asked) / max(self._handed_over_at - before, 1e-9)
+        self._gate.held_back = self._pace(waited, self._gate.num_finished / self._config.prompts_per_step)
         for group in groups:
             self._settle(group.task, Fate.TRAINED, self._gate.version + 1)
             self._tasks.use(group.task.index)

@@ -52,6 +52,8 @@ class StalenessGate:
         self._handed_over = False
         self._flights: dict[int, Flight] = {}
         self._num_running = 0
+        self.held_back = 0.0
+        """By how many batches admission stays behind what the bound allows, less than it: the extension `pace`."""
         self._outstanding: Counter[int] = Counter()  # by the version they were admitted at
         self._ready: Counter[int] = Counter()  # those among them that have finished
         self._finished: list[tuple[int, int]] = []  # the same as a heap of (rank, index)
@@ -159,7 +161,8 @@ class StalenessGate:
         return []
 
     def _allowance(self) -> int:
-        return (self.version - self._origin + self.max_staleness + 1) * self.prompts_per_step - self._admitted
+        ahead = self.version - self._origin + self.max_staleness + 1 - self.held_back
+        return int(ahead * self.prompts_per_step) - self._admitted
 
     def _choose(self) -> list[Flight] | None:
         """Return the finished groups with the earliest deadlines, if the ones left behind can all meet theirs."""

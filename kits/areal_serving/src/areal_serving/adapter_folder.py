@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from areal_core.config.lora import read_lora
 from areal_core.config.model_folder import read_headers
 from areal_core.contract.errors import ModelError
+from areal_torch.adapter_config import read_lora
 
 PREFIX = "base_model.model."
 A, B = ".lora_A.weight", ".lora_B.weight"

@@ -19,7 +19,7 @@ from areal_core.plugins.structure import structure
 
 _OWN_ROLLOUT = ("workflow", "reward", "sampling")
 _OF_TRAINING = (
-    *("prompts_per_step", "group_size", "max_staleness", "staleness_policy", "max_concurrent"),
+    *("prompts_per_step", "group_size", "max_staleness", "staleness_policy", "admission", "max_concurrent"),
     *("accept", "accept_tries", "dynamic_batch"),
 )
 _ALL_EPISODES = 1 << 62

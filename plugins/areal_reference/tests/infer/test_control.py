@@ -197,6 +197,7 @@ def test_a_small_cache_makes_requests_wait_instead_of_growing(serve):
     assert status.metrics["rows_allocated"] == 8
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_over_many_requests(serve):
     """After the first load, no more tensors are held, however many requests come."""
 

@@ -301,6 +301,7 @@ def test_weights_that_are_not_finite_fail_requests_and_leave_no_trace(serve, mod
     assert list(generation.output_ids) == logits.argmax(-1).tolist()
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_over_a_thousand_updates(serve, model_folder):
     """Two buffers per parameter, whatever the number of updates."""
     weights = FolderWeights.of(model_folder(layers=1, hidden=16, heads=2, kv_heads=1))

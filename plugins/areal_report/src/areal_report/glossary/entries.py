@@ -163,7 +163,7 @@ METRICS: tuple[Metric, ...] = (
         meaning="version trained at minus the oldest version in an episode",
         source="controller",
         healthy="well below rollout.max_staleness",
-        act="at the bound all the time: rollouts are too slow, or the bound is tight",
+        act="at the bound all the time: rollouts are too slow, the bound is tight, or rollout.admission is eager",
     ),
     Metric(
         names=(
