@@ -125,7 +125,7 @@ def main() -> int:
     result = frame.Result(
         name="orchestration",
         ratio=timing["gather"].median / timing["executor"].median,
-        target=0.5,
+        target=0.8,
         what="episodes/s of the executor / of asyncio.gather",
         details={
             "episodes_per_s": {name: num_episodes / t.median for name, t in timing.items()},

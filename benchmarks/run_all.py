@@ -32,6 +32,7 @@ SCRIPTS = (
     "kinds",
     "agents",
     "async_vs_sync",
+    "freshness",
     "equal_steps",
     "time_to_reward",
 )
