@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -97,7 +96,7 @@ async def measure(processes: int, *, replicas: int, in_flight: int, folder: Path
         await (elsewhere or rewards).start()
         executor = _executor(config.rollout, plan, pool, rewards, elsewhere)
         before = psutil.Process().memory_info().rss
-        spent, began = _processor_s(), time.perf_counter()
+        spent, began = time.process_time(), time.perf_counter()
         executor.start()
         most = 0
         for version in range(STEPS):
@@ -114,7 +113,7 @@ async def measure(processes: int, *, replicas: int, in_flight: int, folder: Path
         stats = executor.stats()
         ended = (stats.consumed + stats.buffered) * GROUP
         figures = {
-            "microseconds_per_episode": (_processor_s() - spent) / ended * 1e6,
+            "microseconds_per_episode": (time.process_time() - spent) / ended * 1e6,
             "episodes_per_s": ended / (time.perf_counter() - began),
             "bytes_per_episode": (most - before) / in_flight,
             "episodes": float(ended),
@@ -146,12 +145,6 @@ def _executor(
 
 def _nowhere(kind: str, **fields: Any) -> None:  # Any: plain data
     """Take no events."""
-
-
-def _processor_s() -> float:
-    """Return the processor time of this process alone, all its threads."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 def _child(processes: int, arguments: Sequence[str]) -> dict[str, float]:

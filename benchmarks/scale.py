@@ -12,10 +12,10 @@ import asyncio
 import gc
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -114,7 +114,7 @@ async def measure(case: Case, episodes: int) -> dict[str, float]:
     gc.collect()
     gc.freeze()  # as a run does
     with as_controller():
-        before, began = psutil.Process().memory_info().rss, _processor_s()
+        before, began = psutil.Process().memory_info().rss, time.process_time()
         executor.start()
         await echo.full.wait()
         grown = psutil.Process().memory_info().rss - before
@@ -127,7 +127,7 @@ async def measure(case: Case, episodes: int) -> dict[str, float]:
             executor.set_version(version)
             if not last:
                 await echo.full.wait()
-        spent = _processor_s() - began
+        spent = time.process_time() - began
     consumed = executor.stats().episodes_consumed
     await executor.close()
     return {"microseconds": spent / consumed * 1e6, "bytes": grown / case.in_flight, "episodes": float(consumed)}
@@ -139,12 +139,6 @@ def _executor(config: RolloutConfig, workers: list[EchoWorker]) -> RolloutExecut
     )
     tasks = TaskSource(ROWS, seed=1)
     return RolloutExecutor(workflow=ScriptedWorkflow(), tasks=tasks, sessions=sessions, config=config)
-
-
-def _processor_s() -> float:
-    """Return the processor time of this process, all its threads."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 def _child(case: Case, quick: bool) -> dict[str, float]:

@@ -21,6 +21,8 @@ from areal_core.plugins.registry import default_registry
 HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 3600
 SERVER_START_S = 180
+LOOK_S = 1.0
+"""Between two looks at a trainer and its server."""
 MODULES = "trl, aiohttp, datasets, reasoning_gym, requests, trl.experimental.async_grpo"
 ROWS_AHEAD = 3
 """How many times the rows of its steps TRL gets: its asynchronous trainer generates ahead and drops what is stale."""
@@ -99,24 +101,34 @@ class TRL:
             "staleness": self._staleness,
         }
         if kind == "async":
-            with _Server(self._python, model, folder) as address:
-                self._run("trl_async.py", {**values, "server": address}, threads)
+            with _Server(self._python, model, folder) as server:
+                self._run("trl_async.py", {**values, "server": server.address}, threads, server)
         else:
             self._run("trl_sync.py", values, threads)
         found: dict[str, Any] = json.loads((folder / "out.json").read_text())
         return found
 
-    def _run(self, script: str, values: dict[str, object], threads: int) -> None:
+    def _run(self, script: str, values: dict[str, object], threads: int, server: _Server | None = None) -> None:
+        """Run one script to its end; a trainer whose server is gone would wait for it for ever."""
         arguments = [word for name, value in values.items() for word in (f"--{name}", str(value))]
-        subprocess.run(
-            [self._python, str(HERE / script), *arguments],
-            check=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=TIMEOUT_S,
-            env=_environment(threads),
-        )
+        command = [self._python, str(HERE / script), *arguments]
+        environment, deadline = _environment(threads), time.monotonic() + TIMEOUT_S
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+        ) as running:
+            while True:
+                try:
+                    output, _ = running.communicate(timeout=LOOK_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    late = time.monotonic() > deadline
+                    if late or (server is not None and server.gone):
+                        running.kill()
+                        raise SystemExit(
+                            f"{script} ran for {TIMEOUT_S} s" if late else f"its server ended:\n{server.log}"
+                        ) from None
+        if running.returncode:
+            raise subprocess.CalledProcessError(running.returncode, command, output)
 
 
 class _Server:
@@ -127,18 +139,33 @@ class _Server:
         script = str(HERE / "trl_server.py")
         self._command = [python, script, "--model", str(model), "--ready", str(self._ready), "--threads", "1"]
 
-    def __enter__(self) -> str:
+    @property
+    def address(self) -> str:
+        """Return where it listens."""
+        return f"http://127.0.0.1:{self._ready.read_text()}"
+
+    @property
+    def gone(self) -> bool:
+        """Return whether it has ended."""
+        return self._process.poll() is not None
+
+    @property
+    def log(self) -> str:
+        """Return its last words."""
+        return self._log.read_text()[-2000:]
+
+    def __enter__(self) -> _Server:
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 self._command, stdout=log, stderr=subprocess.STDOUT, env=_environment(threads=1)
             )
         deadline = time.monotonic() + SERVER_START_S
         while not self._ready.exists():
-            if self._process.poll() is not None or time.monotonic() > deadline:
+            if self.gone or time.monotonic() > deadline:
                 self.__exit__()
-                raise SystemExit(f"the generation server did not start:\n{self._log.read_text()[-2000:]}")
+                raise SystemExit(f"the generation server did not start:\n{self.log}")
             time.sleep(0.1)
-        return f"http://127.0.0.1:{self._ready.read_text()}"
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()

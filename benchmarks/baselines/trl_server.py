@@ -43,7 +43,7 @@ class Slab:
         self.first = self.last = self.reach = 0
         self.positions = torch.zeros(0, 0, dtype=torch.int64)
 
-    def update(self, key, value, layer, *_):  # type: ignore[no-untyped-def]
+    def update(self, key, value, layer, *_, **__):  # type: ignore[no-untyped-def]
         """Store new entries at their positions; return everything up to the longest row."""
         rows = torch.arange(self.first, self.last)[:, None]
         for held, new in zip(self.layers[layer], (key, value), strict=True):

@@ -7,7 +7,6 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -35,6 +34,8 @@ from areal_torch.bucketing import buckets
 from areal_torch.collective.group import BroadcastGroup, choose, local_identity
 from areal_torch.collective.rank_slot import RankSlot, SlotSource
 from areal_torch.collective.signed_store import SignedStore
+
+from .transfers import at_once
 
 TENSORS = {
     "embed.weight": torch.arange(600.0).reshape(30, 20),
@@ -72,25 +73,6 @@ def end() -> Iterator[Ends]:
     yield make
     for transport in made:
         transport.close()
-
-
-def at_once(*works: Callable[[], Any]) -> list[Any]:
-    """Run calls in threads; return what each gave or raised, in order. Any: of the calls."""
-    outcomes: list[Any] = [None] * len(works)
-
-    def run(number: int) -> None:
-        try:
-            outcomes[number] = works[number]()
-        except Exception as error:
-            outcomes[number] = error
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(works))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive(), "an end hangs"
-    return outcomes
 
 
 def send(transport: CollectiveTransport, offer: Offer) -> Receipt:

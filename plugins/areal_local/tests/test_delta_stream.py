@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from areal_torch.bucketing import buckets
 from areal_torch.collective.rendezvous import Rendezvous
 from areal_torch.testing.models import make_tiny_model
 
-from .transfers import receipt_for
+from .transfers import at_once, receipt_for
 
 Make = Callable[[], CollectiveTransport]
 State = dict[str, Tensor]
@@ -44,25 +43,6 @@ def end() -> Iterator[Make]:
     yield make
     for transport in made:
         transport.close()
-
-
-def at_once(*works: Callable[[], Any]) -> list[Any]:
-    """Run calls in threads; return what each gave or raised. Any: of the calls."""
-    outcomes: list[Any] = [None] * len(works)
-
-    def run(number: int) -> None:
-        try:
-            outcomes[number] = works[number]()
-        except Exception as error:
-            outcomes[number] = error
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(works))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "an end hangs"
-    return outcomes
 
 
 def send(

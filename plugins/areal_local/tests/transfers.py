@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,3 +46,22 @@ def receive(transport: WeightTransport, offer: Offer) -> dict[str, Tensor]:
 def receipt_for(tensors: dict[str, Tensor], version: int) -> Receipt:
     fingerprints = {name: fingerprint(tensor) for name, tensor in tensors.items()}
     return Receipt(version=version, num_bytes=0, seconds=0.0, fingerprints=fingerprints)
+
+
+def at_once(*works: Callable[[], Any]) -> list[Any]:
+    """Run calls in threads; return what each gave or raised, in order. Any: of the calls."""
+    outcomes: list[Any] = [None] * len(works)
+
+    def run(number: int) -> None:
+        try:
+            outcomes[number] = works[number]()
+        except Exception as error:
+            outcomes[number] = error
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "an end hangs"
+    return outcomes
