@@ -46,6 +46,8 @@ LOOP_ADAPTER = Adapter(build=_build)
 class LoopBench(Bench):
     """Bench of the role `loop`."""
 
+    steps_time = True
+
     @property
     def parts(self) -> LoopParts:
         """Return the classes under test."""

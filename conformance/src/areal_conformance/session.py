@@ -112,7 +112,7 @@ class Session:
         except NotRefused as error:
             outcome, message = self._works_unclaimed(check, error.claim, bench)
         except BROKEN as error:
-            outcome, message = _judge(check, error, deadline)
+            outcome, message = _judge(check, error, deadline, bench)
             self.poisoned |= any(of_time(error))
         return self._after(check, bench, outcome, message)
 
@@ -192,7 +192,7 @@ class Session:
         bench.close()
 
 
-def _judge(check: Check, error: BaseException, deadline: Deadline) -> tuple[Outcome, str]:
+def _judge(check: Check, error: BaseException, deadline: Deadline, bench: Bench) -> tuple[Outcome, str]:
     if isinstance(error, Inconclusive):
         return Outcome.INCONCLUSIVE, str(error)
     if isinstance(error, HarnessError):
@@ -203,7 +203,7 @@ def _judge(check: Check, error: BaseException, deadline: Deadline) -> tuple[Outc
         told = _law(check.law if error.law is None else error.law, str(error))
     else:
         told = _law(check.law, f"the backend raised {_told(error)}")
-    return _missed(told, starved=_starved(error, deadline))
+    return _missed(told, starved=_starved(error, deadline, bench))
 
 
 def _missed(told: str, *, starved: bool) -> tuple[Outcome, str]:
@@ -211,9 +211,13 @@ def _missed(told: str, *, starved: bool) -> tuple[Outcome, str]:
     return (Outcome.INCONCLUSIVE, f"{OVERLOADED}\n{told}") if starved else (Outcome.FAIL, told)
 
 
-def _starved(error: BaseException, deadline: Deadline) -> bool:
-    """Whether a failure is that of a busy machine: a deadline of ours cut short, or a limit of the backend's own."""
-    return any(one.starved if isinstance(one, Late) else deadline.starved for one in of_time(error))
+def _starved(error: BaseException, deadline: Deadline, bench: Bench) -> bool:
+    """Whether a failure is that of a busy machine: a deadline of ours cut short, or a limit of the backend's own.
+
+    Not a limit by a clock that the check steps: no machine is too busy for that.
+    """
+    own = deadline.starved and not bench.steps_time
+    return any(one.starved if isinstance(one, Late) else own for one in of_time(error))
 
 
 def _found(bench: Bench, key: str) -> Check | None:

@@ -308,6 +308,14 @@ def test_an_overloaded_machine_says_nothing_of_what_came_late(
     assert ("the machine was overloaded" in result.message) == (expected is Outcome.INCONCLUSIVE)
 
 
+def test_a_deadline_of_a_clock_that_is_stepped_is_late_on_no_machine(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check that steps its target's clock says of a missed deadline what it says on an idle machine."""
+    _overloaded(monkeypatch)
+    monkeypatch.setattr(Bench, "steps_time", True)
+
+    assert run(target(), make(_raises(WorkerTimeout("no answer")))).outcome is Outcome.FAIL
+
+
 def test_a_session_says_when_something_may_be_in_the_way(run: Any, made: list[Session]) -> None:
     """A deadline that passed may have left a call behind; a wrong answer leaves nothing."""
     run(target(), make(_raises(ValueError("wrong"))))

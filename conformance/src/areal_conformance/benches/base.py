@@ -15,7 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from areal_conformance.adapter import Case, Fault, Threshold, Tolerance
 from areal_conformance.check import Check
@@ -32,6 +32,9 @@ tenth of it."""
 
 class Bench:
     """Base of every role's bench. `begin` and `end` frame one check; `close` ends the session."""
+
+    steps_time: ClassVar[bool] = False
+    """Whether the targets' own deadlines are of a clock that the checks step."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
