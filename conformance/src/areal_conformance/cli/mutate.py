@@ -39,6 +39,7 @@ def mutate(
     *,
     backend: Word = "",
     role: Word = "",
+    pair: Word = "",
     sample: Annotated[int | None, Parameter(show_default=False)] = None,
     seed: int = 0,
     level: int = 4,
@@ -47,6 +48,7 @@ def mutate(
     also: Annotated[tuple[str, ...], Several] = (),
     module: Annotated[tuple[str, ...], Several] = (),
     operator: Annotated[tuple[str, ...], Several] = (),
+    edits: Annotated[tuple[Path, ...], Several] = (),
     check: Annotated[tuple[str, ...], Several] = (),
     suite: Word = "",
     imports: Annotated[tuple[Path, ...], Parameter(name="--import"), Several] = (),
@@ -62,6 +64,7 @@ def mutate(
     Args:
         backend: Name of an installed plugin, or of one that --import brings.
         role: Needed if the name has several roles.
+        pair: Two engines together, as TRAIN+INFER; --module or --edits says what is changed.
         sample: Try so many mutants, drawn at random; all of them if not given.
         seed: Of the draw: the same seed draws the same mutants.
         level: Use checks up to this level.
@@ -70,6 +73,7 @@ def mutate(
         also: Packages whose modules are changed too where the backend imports them: kits.
         module: Change these modules instead: names as they are imported, with * for any part.
         operator: Make only these changes; see docs/how-to/mutate.md.
+        edits: Try what these files say, or the *.toml of these folders, in place of what operators make.
         check: Use only these checks, with * for any part.
         suite: In place of a backend, something with checks of its own, as module:name; --module says what is changed.
         imports: Register this .py file first, or these.
@@ -83,13 +87,25 @@ def mutate(
         can_fork()
         _sensible(sample, at_least, level, operator)
         asked = Asked(
-            backend=backend, role=role, device=device, ranks=ranks, imports=tuple(str(path) for path in imports)
+            backend=backend,
+            role=role,
+            pair=pair,
+            device=device,
+            ranks=ranks,
+            imports=tuple(str(path) for path in imports),
         )
-        if bool(backend) == bool(suite):
+        named = [word for word in (backend, pair, suite) if word]
+        if len(named) != 1:
             raise ConfigError(
-                "nothing says what to change" if not suite else "there are two things to change",
-                why="mutants are made of one backend, or of what one suite checks",
-                fix="give --backend NAME, or --suite MODULE:NAME with --module",
+                "there are two things to change" if named else "nothing says what to change",
+                why="mutants are made of one backend, of what a pair runs, or of what one suite checks",
+                fix="give --backend NAME, or --pair TRAIN+INFER or --suite MODULE:NAME with --module or --edits",
+            )
+        if edits and operator:
+            raise ConfigError(
+                "there are two kinds of mutants to try",
+                why="--edits says what to change, and so does --operator",
+                fix="leave one out; run twice for both",
             )
         if report is not None:
             open_folder(report)
@@ -105,6 +121,7 @@ def mutate(
             modules=module,
             checks=check,
             operators=operator,
+            edits=edits,
             triage=triage,
             gaps=gaps,
             command=shlex.join(["areal", *sys.argv[1:]]),

@@ -2,6 +2,7 @@
 
     source       the text of one module, and edits of it
     operators/   what can be changed: one rule a function
+    edits        those that a person wrote instead
     mutants      every mutant of a module, its key, a sample of them
     scope        which modules are a backend's own
     hook         the source of one module replaced, or its lines told, in any process

@@ -18,7 +18,7 @@ from attrs import define, field, frozen
 from areal_conformance.mutate.child import LOADING
 from areal_conformance.mutate.mutants import Mutant
 from areal_conformance.mutate.process import START_S, Late, Line, Zygote
-from areal_conformance.mutate.source import Source
+from areal_conformance.mutate.source import Source, Spot
 from areal_conformance.mutate.subject import Told
 from areal_conformance.outcome import Outcome
 
@@ -62,7 +62,7 @@ class Coverage:
         """Return the lines of statements in functions that no passing check runs, each statement's first one."""
         run = {line for files in self.lines.values() for line in files.get(source.path, ())}
         found = [node for node in ast.walk(source.tree) if isinstance(node, ast.stmt) and not _says_nothing(node)]
-        return tuple(sorted({n.lineno for n in found if source.function(n) is not None and not _head(n) & run}))
+        return tuple(sorted({n.lineno for n in found if source.function(n) is not None and not _head(source, n) & run}))
 
     def drop(self, made: Made) -> None:
         """Use a check no more: it ended otherwise than before on the backend as it is."""
@@ -72,9 +72,13 @@ class Coverage:
 
 def watched_lines(source: Source, mutant: Mutant) -> set[int]:
     """Return the lines of which one runs if, and only if, what a mutant changes is looked at."""
-    node = mutant.change.node
+    nodes = (mutant.change.node, *mutant.change.beside)
+    return {line for node in nodes for line in _watched(source, node)}
+
+
+def _watched(source: Source, node: Spot) -> set[int]:
     if source.function(node) is not None:
-        return _head(source.statement(node))
+        return _head(source, source.statement(node))
     owner = source.statement(node)
     if isinstance(owner, ast.FunctionDef | ast.AsyncFunctionDef):
         return _body(owner)
@@ -92,12 +96,9 @@ def _says_nothing(node: ast.stmt) -> bool:
     )
 
 
-def _head(statement: ast.stmt) -> set[int]:
+def _head(source: Source, statement: ast.stmt) -> set[int]:
     """Return a statement's lines, without those of statements inside it."""
-    assert statement.end_lineno is not None
-    inner = getattr(statement, "body", None)
-    last = max(statement.lineno, inner[0].lineno - 1) if inner else statement.end_lineno
-    return set(range(statement.lineno, last + 1))
+    return set(range(statement.lineno, source.head(statement) + 1))
 
 
 def _body(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[int]:

@@ -48,6 +48,8 @@ class Mutant:
     module: str
     line: int
     change: Change
+    why: str = ""
+    """What the author of an edit says of it."""
 
     @property
     def place(self) -> str:

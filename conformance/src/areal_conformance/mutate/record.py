@@ -31,6 +31,8 @@ class Row:
     new: str
     """The line as it is, and as the mutant has it."""
     trial: Trial
+    why: str = ""
+    """What the author of an edit says of it."""
     said: Said | None = None
 
     @property

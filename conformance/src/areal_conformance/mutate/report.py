@@ -94,6 +94,8 @@ def _told(row: Row) -> list[str]:
     said = f"  [{row.said.verdict}: {row.said.why}]" if row.said is not None else ""
     lines = [f"  {row.key.path}:{row.line} {row.key.function} {row.key.operator}{said}", f"    - {row.old}"]
     lines.append(f"    + {row.new}")
+    if row.why:
+        lines.append(f"    why it harms: {row.why}")
     checks = row.trial.checks
     if checks:
         more = f" and {len(checks) - MAX_CHECKS} more" if len(checks) > MAX_CHECKS else ""

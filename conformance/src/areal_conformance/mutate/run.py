@@ -20,6 +20,7 @@ from attrs import define, field, frozen
 
 from areal_conformance.check import Check
 from areal_conformance.mutate.cover import Coverage, Made, measure
+from areal_conformance.mutate.edits import mutants_from, read_edits
 from areal_conformance.mutate.mutants import Mutant, diff, mutants_of, sampled
 from areal_conformance.mutate.process import Zygote
 from areal_conformance.mutate.record import Record, Row
@@ -47,6 +48,8 @@ class Wanted:
     modules: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
     operators: tuple[str, ...] = ()
+    edits: tuple[Path, ...] = ()
+    """Files of edits to try in place of what operators make."""
     triage: tuple[Path, ...] = ()
     gaps: bool = False
     """Only mutants that a triage calls a gap."""
@@ -104,14 +107,16 @@ def run(wanted: Wanted, listener: Listener) -> Record:
     began = time.perf_counter()
     started = datetime.now().astimezone().isoformat(timespec="seconds")
     target = target_of(wanted.subject)
-    scope = scope_of(target, wanted.also, wanted.modules)
+    edits = read_edits(wanted.edits)
+    scope = scope_of(target, wanted.also, wanted.modules or tuple(sorted({edit.module for edit in edits})))
     chosen = _chosen(target, wanted)
     work = _Work(wanted, target, listener)
     work.sources = {name: Source.read(name, path) for name, path in scope.modules.items()}
+    written = mutants_from(edits, work.sources)
     _cover(work, scope, chosen)
-    mutants = [mutant for source in work.sources.values() for mutant in mutants_of(source)]
-    every = {mutant.key for mutant in mutants}
-    mutants = [mutant for mutant in mutants if not wanted.operators or mutant.key.operator in wanted.operators]
+    made = [mutant for source in work.sources.values() for mutant in mutants_of(source)]
+    every = {mutant.key for mutant in made}
+    mutants = written or [mutant for mutant in made if not wanted.operators or mutant.key.operator in wanted.operators]
     triage = read_triage([*_triage_files(work.sources.values()), *wanted.triage])
     if wanted.gaps:
         mutants = [one for one in mutants if one.key in triage and triage[one.key].verdict is Verdict.GAP]
@@ -196,7 +201,15 @@ def _trials(work: _Work, drawn: Sequence[Mutant], triage: Triage) -> Iterator[Ro
             source = work.sources[mutant.module]
             old, new = diff(source, mutant)
             trial = attempt(zygote, subject, source, mutant, work.coverage)
-            yield Row(key=mutant.key, line=mutant.line, old=old, new=new, trial=trial, said=triage.get(mutant.key))
+            yield Row(
+                key=mutant.key,
+                line=mutant.line,
+                old=old,
+                new=new,
+                trial=trial,
+                why=mutant.why,
+                said=triage.get(mutant.key),
+            )
 
 
 @contextlib.contextmanager

@@ -61,7 +61,7 @@ def scope_of(target: Target, also: Iterable[str] = (), only: Iterable[str] = ())
     aside = {f"{package}.manifest" for package in _packages(factory)} | {_module(manifest.conformance or "")}
     aside.discard(factory)
     packages = (factory.partition(".")[0], *also)
-    found = _matching(tuple(only)) if only else _reached(factory, start, packages)
+    found = _matching(tuple(only), given) if only else _reached(factory, start, packages)
     kept = {name: path for name, path in found.items() if name not in aside and not _is_aside(name)}
     if not kept:
         raise _nothing_to_change(tuple(only) or (factory,))
@@ -150,9 +150,11 @@ def _imports(source: Source) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-def _matching(patterns: tuple[str, ...]) -> dict[str, Path]:
+def _matching(patterns: tuple[str, ...], given: Path | None = None) -> dict[str, Path]:
     found = {}
     for pattern in patterns:
+        if given is not None and fnmatch.fnmatchcase(given.stem, pattern):
+            found[given.stem] = given
         top = pattern.partition(".")[0]
         path = source_of(top)
         if path is None:

@@ -31,6 +31,8 @@ class Change:
     before: str
     """The source of that, on one line."""
     after: str
+    beside: tuple[Spot, ...] = ()
+    """Further statements that it changes: an edit of a person may be of several."""
 
 
 @define
@@ -116,6 +118,23 @@ class Source:
         while not isinstance(node, ast.stmt):
             node = self.parents[node]
         return node
+
+    def statements(self, first: int, last: int) -> list[Spot]:
+        """Return the innermost statements that stand on these lines, from above; the nearest one where none does.
+
+        A statement with others inside stands on the lines of its head; all of it where it is a function's or class's.
+        """
+        every = sorted((n for n in ast.walk(self.tree) if isinstance(n, ast.stmt)), key=lambda n: n.lineno)
+        found: list[Spot] = [n for n in every if n.lineno <= last and first <= self.head(n)]
+        if found or not every:
+            return found or [ast.Pass(lineno=1, col_offset=0, end_lineno=1, end_col_offset=0)]
+        return [min(every, key=lambda n: (abs(n.lineno - first), n.lineno))]
+
+    def head(self, statement: ast.stmt) -> int:
+        """Return a statement's last line, without those of statements inside it."""
+        assert statement.end_lineno is not None
+        inner = getattr(statement, "body", None)
+        return max(statement.lineno, inner[0].lineno - 1) if inner else statement.end_lineno
 
     def function(self, node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
         """Return the innermost function whose body, not whose head, holds a node."""

@@ -106,9 +106,12 @@ def _wrong(path: Path, number: int, why: str, fix: str) -> ConfigError:
 
 
 def stale(triage: Triage, keys: Iterable[Key], paths: Iterable[str]) -> list[Key]:
-    """Return entries for modules that were looked at, and for a mutant that is none any more."""
+    """Return entries for modules that were looked at, and for a mutant that is none any more.
+
+    An edit that a person wrote may be in a file that is not read now.
+    """
     known, looked = set(keys), set(paths)
-    return [key for key in triage if key.path in looked and key not in known]
+    return [key for key in triage if key.path in looked and key not in known and key.operator != "edit"]
 
 
 def suggestion(keys: Iterable[Key]) -> str:
