@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterable
+
 import pytest
 import torch
 from torch import Tensor
@@ -63,3 +66,43 @@ def test_strided_targets_are_filled_in_place() -> None:
 
     assert found == fingerprint(torch.ones(4, 2))
     assert whole.sum() == 8.0
+
+
+def test_the_caller_and_other_threads_share_the_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody only hands out work: two tensors that wait for one another are proved, one by the caller."""
+    meeting = threading.Barrier(2)
+    callers = _in_two_threads(monkeypatch, lambda: meeting.wait(30.0))
+
+    assert prove([torch.zeros(3), torch.ones(3)]) == [fingerprint(torch.zeros(3)), fingerprint(torch.ones(3))]
+    assert callers.count(threading.current_thread()) == 1
+
+
+def test_what_fails_in_another_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fingerprint that cannot be made is an error of the whole call, not a tensor without one."""
+    meeting = threading.Barrier(2)
+
+    def fail_elsewhere() -> None:
+        meeting.wait(30.0)
+        if threading.current_thread() is not caller:
+            raise MemoryError("no room")
+
+    caller = threading.current_thread()
+    _in_two_threads(monkeypatch, fail_elsewhere)
+
+    with pytest.raises(MemoryError, match="no room"):
+        prove([torch.zeros(3), torch.ones(3)])
+
+
+def _in_two_threads(monkeypatch: pytest.MonkeyPatch, first: Callable[[], object]) -> list[threading.Thread]:
+    """Have the least of tensors shared out on a machine of two cores; return who made a fingerprint, after `first`."""
+    seen: list[threading.Thread] = []
+
+    def made(tensor: Tensor, parts: Iterable[memoryview] | None = None) -> str:
+        seen.append(threading.current_thread())
+        first()
+        return fingerprint(tensor, parts)
+
+    monkeypatch.setattr(proved_copy, "_WORTH_A_THREAD", 0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(proved_copy, "fingerprint", made)
+    return seen

@@ -1,7 +1,8 @@
 """Copies of tensors with fingerprints of what was written, in one pass, on a few threads.
 
 A tile is hashed while it is still in the cache that copying it left it in. Copying and hashing both let go of the
-interpreter, so the tensors of a bucket are shared out among threads.
+interpreter, so the tensors of a bucket are shared out among threads. Whoever calls is one of them, and takes the next
+tensor itself: a thread that hands out work would contend for the interpreter with those that do it.
 
 Knows: tiles, threads, and which tensors can be taken apart.
 Does not know: transports, models, or what becomes of the fingerprints.
@@ -21,8 +22,9 @@ from torch import Tensor
 from areal_core.contract.device import CPU
 from areal_core.weights.tensors import fingerprint, octets, raw_bytes
 
-TILE_BYTES = 256 * 1024
-"""Half of a small second-level cache: what is copied and its copy."""
+TILE_BYTES = 1024 * 1024
+"""A second-level cache. Of two threads one waits for the interpreter after each tile, so smaller ones cost more than
+they save; larger ones would only leave the cache."""
 MAX_THREADS = 4
 """Two keep up with the memory of most machines, and trainer and replicas have other work."""
 _WORTH_A_THREAD = 4 << 20
@@ -73,8 +75,21 @@ def _copied(target: Tensor, source: Tensor) -> Iterator[memoryview]:
 
 
 def _done(jobs: Sequence[Callable[[], str]], size: int) -> list[str]:
-    threads = min(MAX_THREADS, len(jobs), len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1)
-    if threads < 2 or size < _WORTH_A_THREAD:
-        return [job() for job in jobs]
-    with ThreadPoolExecutor(threads, thread_name_prefix="areal-prove") as pool:
-        return list(pool.map(lambda job: job(), jobs))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    others = min(MAX_THREADS, len(jobs), cores) - 1 if size >= _WORTH_A_THREAD else 0
+    found = [""] * len(jobs)
+    todo = iter(range(len(jobs)))  # one for all threads: it gives each number once
+
+    def work() -> None:
+        for number in todo:
+            found[number] = jobs[number]()
+
+    if others < 1:
+        work()
+        return found
+    with ThreadPoolExecutor(others, thread_name_prefix="areal-prove") as pool:
+        working = [pool.submit(work) for _ in range(others)]
+        work()
+        for one in working:
+            one.result()
+    return found

@@ -5,6 +5,8 @@ from __future__ import annotations
 from attrs import field, frozen, validators
 
 BUCKET_BYTES = 64 * 1024 * 1024
+SHARED_BUCKET_BYTES = 256 * 1024 * 1024
+"""Buckets of shared memory are views: a large one takes no memory at a receiver, and keeps every thread at work."""
 
 
 @frozen(kw_only=True)
@@ -29,7 +31,7 @@ class ShmConfig:
     participants that cannot see each other in /proc. `auto` takes memory where it exists."""
     folder: str = ""
     """Where files lie; empty means /dev/shm, else the system's temporary folder."""
-    bucket_bytes: int = field(default=BUCKET_BYTES, validator=validators.ge(1))
+    bucket_bytes: int = field(default=SHARED_BUCKET_BYTES, validator=validators.ge(1))
     """Bytes that travel as one piece."""
 
 
