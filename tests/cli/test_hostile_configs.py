@@ -12,6 +12,7 @@ import random
 import re
 import textwrap
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +72,12 @@ OVERRIDES = (
 """A key and a value in many a disguise."""
 
 
+@cache
 def sources() -> list[dict[str, Any]]:
-    """Return a whole run for each file of examples/ and of the documentation, every key in it. Any: yaml."""
+    """Return a whole run for each file of examples/ and of the documentation, every key in it. Any: yaml.
+
+    Made by the first test that asks: seconds, which every process that collects this file would pay.
+    """
     presets = preset_path("spell").parent
     texts = [path.read_text() for path in sorted([*ROOT.glob("examples/*.yaml"), *presets.glob("*.yaml")])]
     for page in sorted((ROOT / "docs").rglob("*.md")):
@@ -110,9 +115,6 @@ def merged(base: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:  # 
     return base | {key: one(base.get(key), value) for key, value in content.items()}
 
 
-SOURCES = sources()
-
-
 def places(content: Any, path: str = "") -> Iterator[tuple[Any, Any, str]]:  # Any: yaml
     """Yield every container with a key of it, and the dotted path."""
     for key, value in list(content.items() if isinstance(content, dict) else enumerate(content)):
@@ -133,7 +135,7 @@ def written(content: Any, spoiled: dict[str, str]) -> str:  # Any: yaml
 def hostile(number: int, model: Path) -> tuple[bytes, list[str]]:
     """Return the bytes of a file, and the overrides beside it."""
     draw = random.Random(number)
-    content = copy.deepcopy(draw.choice(SOURCES))
+    content = copy.deepcopy(draw.choice(sources()))
     content["model"]["path"] = str(model)
     spoiled: dict[str, str] = {}
     for change in range(draw.choice((0, 1, 1, 1, 2))):
@@ -204,13 +206,13 @@ def judge(number: int, model: Path, into: Path, capsys: pytest.CaptureFixture[st
 
 def test_every_file_is_planned_as_it_stands(model: Path, tmp_path: Path) -> None:
     """What is refused below is refused for what was changed."""
-    for source in SOURCES:
+    for source in sources():
         file = tmp_path / "run.yaml"
         file.write_text(yaml.safe_dump(source))
         code = main(["train", str(file), f"model.path={model}", "--dry-run"])
         assert code == 0, source
 
-    assert len(SOURCES) >= 10
+    assert len(sources()) >= 10
 
 
 @pytest.mark.parametrize("number", range(0, NUMBER, SAMPLE))

@@ -99,7 +99,7 @@ class LiveRun:
         while time.monotonic() < deadline:
             self._look()
             with suppress(subprocess.TimeoutExpired):  # and look again; what was printed so far is not lost
-                return self.wait(timeout_s=0.02)
+                return self.wait(timeout_s=0.05)
         return self.wait(timeout_s=1.0)
 
     def survivors(self, within_s: float = 10.0) -> list[psutil.Process]:

@@ -10,18 +10,21 @@ import resource
 import socket
 import subprocess
 import venv
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from attrs import frozen
 
+from areal_core.cli.main import main
 from areal_core.contract.errors import ResourceError
 from areal_core.contract.scheduler import Job
 from areal_core.contract.train import RankContext, TrainSpec
 from areal_core.loop.run_folder import RunFolder
 from areal_core.observe.jsonl import read_lines
+from areal_core.plugins.registry import default_registry
 from areal_local.scheduler.config import LocalConfig
 from areal_local.scheduler.local_scheduler import LocalScheduler
 
@@ -116,7 +119,13 @@ def started(bench: Path, *words: str) -> Iterator[LiveRun]:
 
 def refused(run: LiveRun) -> Refusal:
     """Let the run fail, and check what holds for every failure."""
-    code, output = run.watch()
+    refusal = judged(*run.watch(), run.folder)
+    assert run.survivors() == []
+    return refusal
+
+
+def judged(code: int, output: str, folder: Path) -> Refusal:
+    """Return what a failed run said, if it is said as every failure has to be."""
     (start,) = [match.start() for match in re.finditer(r"^[A-Z]\w+: .*\[AREAL-E\d+\]", output, re.MULTILINE)]
     error, _, hint = output[start:].rstrip().partition(". To continue: ")  # if there is something to go on with
     error, told = error.rpartition("\n")[::2] if hint else (error, "")
@@ -126,9 +135,30 @@ def refused(run: LiveRun) -> Refusal:
     assert not hint or re.fullmatch(r"step-\d+ is saved|no checkpoint yet, the run goes on from its beginning", told)
     assert "\n  why: " in error and "\n  fix: " in error, error
     assert len(error.splitlines()) <= 12, f"nobody reads this:\n{error}"
-    assert run.survivors() == []
-    assert list(run.folder.glob("**/*.partial")) + list(run.folder.glob("**/*.part")) == []
+    assert list(folder.glob("**/*.partial")) + list(folder.glob("**/*.part")) == []
     return Refusal(code, error, output)
+
+
+Here = Callable[..., Refusal]
+"""Takes words of a command line."""
+
+
+@pytest.fixture
+def refused_here(bench: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Here]:
+    """Yield a function that makes the command fail in this process, which saves it seconds, and starts no other."""
+
+    def refused(*words: str) -> Refusal:
+        before = psutil.Process().children(recursive=True)
+        capsys.readouterr()
+        code = main(["train", "run.yaml", *words])
+        refusal = judged(code, "".join(capsys.readouterr()), bench / "run")
+
+        assert psutil.Process().children(recursive=True) == before
+        return refusal
+
+    default_registry.cache_clear()  # it keeps the names of every user's file
+    yield refused
+    default_registry.cache_clear()
 
 
 def recorded(run: LiveRun, refusal: Refusal) -> None:
@@ -155,7 +185,7 @@ def recorded(run: LiveRun, refusal: Refusal) -> None:
     ],
 )
 def test_a_mistake_in_the_configuration_ends_before_anything_starts(
-    bench: Path, model: Path, words: list[str], said: str
+    bench: Path, model: Path, refused_here: Here, words: list[str], said: str
 ) -> None:
     """Exit code 2, no process, no folder."""
     for name in ("bert", "pickled", "torn"):
@@ -166,12 +196,11 @@ def test_a_mistake_in_the_configuration_ends_before_anything_starts(
     (bench / "torn" / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:100_000])
     (bench / "raises.py").write_text("1 / 0\n")
 
-    with started(bench, *words) as run:
-        refusal = refused(run)
+    refusal = refused_here(*words)
 
     assert refusal.code == 2
     assert re.match(said, refusal.error), refusal.error
-    assert not run.folder.exists() and not run.processes
+    assert not (bench / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -187,18 +216,18 @@ def test_a_mistake_in_the_configuration_ends_before_anything_starts(
     ],
 )
 def test_a_data_set_that_cannot_be_read_ends_the_run_before_a_worker_starts(
-    bench: Path, words: list[str], said: str
+    bench: Path, refused_here: Here, words: list[str], said: str
 ) -> None:
     """The file and the line are named; the folder tells, and is free for the next try."""
     (bench / "column.jsonl").write_text('{"prompt": "ab>"}\n{"question": "ab>"}\n')
     (bench / "torn.jsonl").write_text('{"prompt": "ab>"}\n{"prom\n')
 
-    with started(bench, *words) as run:
-        refusal = refused(run)
+    refusal = refused_here(*words)
 
     assert refusal.code == 2
     assert re.match(said, refusal.error), refusal.error
-    assert run.summary()["status"] == "failed" and not (run.folder / "logs").exists()
+    assert json.loads((bench / "run" / "summary.json").read_text())["status"] == "failed"
+    assert not (bench / "run" / "logs").exists()
 
 
 def test_the_first_error_comes_out_even_if_nothing_can_be_written_about_it(bench: Path) -> None:
@@ -212,34 +241,31 @@ def test_the_first_error_comes_out_even_if_nothing_can_be_written_about_it(bench
     assert not (run.folder / "summary.json").exists()
 
 
-def test_a_folder_of_a_live_run_is_left_alone(bench: Path) -> None:
+def test_a_folder_of_a_live_run_is_left_alone(bench: Path, refused_here: Here) -> None:
     """The second run is refused, and the first one's files stay as they are."""
     first = RunFolder(bench / "run")
     with first.held(resume=False):
         first.metrics.write_text("{}\n")
-        with started(bench) as run:
-            refusal = refused(run)
+        refusal = refused_here()
 
         assert refusal.code == 2
         assert refusal.error.startswith(f"RunFolderError: run folder {first.root} is in use")
         assert sorted(path.name for path in first.root.iterdir()) == [".lock", "metrics.jsonl"]
 
 
-def test_prompts_that_are_all_too_long_are_refused_before_a_worker_starts(bench: Path) -> None:
+def test_prompts_that_are_all_too_long_are_refused_before_a_worker_starts(bench: Path, refused_here: Here) -> None:
     """What the run would have failed with, an episode after another, is told by the number of prompts."""
-    with started(bench, "data.options.prompt=" + "a" * 300) as run:
-        refusal = refused(run)
+    refusal = refused_here("data.options.prompt=" + "a" * 300)
 
     assert refusal.code == 2
     assert refusal.error.startswith("DatasetError: all 8 prompts of data are too long")
     assert "a sequence has at most 256 tokens" in refusal.error
-    assert not any((run.folder / "logs").glob("*"))
+    assert not any((bench / "run" / "logs").glob("*"))
 
 
-def test_a_place_that_cannot_be_written_is_named(bench: Path) -> None:
+def test_a_place_that_cannot_be_written_is_named(refused_here: Here) -> None:
     """Here because a file is in the way."""
-    with started(bench, "out=user.py/run") as run:
-        refusal = refused(run)
+    refusal = refused_here("out=user.py/run")
 
     assert refusal.code == 1
     assert re.match(r"StorageError: run folder .*user\.py/run cannot be written", refusal.error)
