@@ -11,7 +11,8 @@ TRAINERS ?=
 BIN := $(VENV)/bin
 BASE := $(VENV)/.installed
 DEV := $(VENV)/.installed-dev
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# Bytecode is kept whatever the shell says: hundreds of processes would compile the same files.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 PACKAGES := -e . -e kits/areal_torch -e kits/areal_serving -e kits/areal_agentic -e kits/areal_worker -e plugins/areal_devices -e plugins/areal_algorithms -e plugins/areal_config -e plugins/areal_local -e "plugins/areal_ray[engine]" -e "plugins/areal_tasks[gym]" -e plugins/areal_report -e plugins/areal_episodes -e plugins/areal_rollouts -e plugins/areal_renderers -e plugins/areal_sandbox -e plugins/areal_agents -e plugins/areal_environments -e plugins/areal_evaluate -e plugins/areal_supervised -e plugins/areal_trainer -e plugins/areal_hub -e plugins/areal_view \
   -e "plugins/areal_reference[engine]" -e "plugins/areal_fsdp[engine]" -e "plugins/areal_archon[engine]" -e "plugins/areal_megatron[engine]" \
   -e plugins/areal_ascend -e "plugins/areal_vllm[engine]" -e "plugins/areal_sglang[engine]" -e "conformance[engine]" -e conformance/proof
