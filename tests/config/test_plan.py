@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def test_the_preset_plans_as_it_is(model: Path) -> None:
 
 def test_a_run_without_a_pool_for_rewards_names_the_extra(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who installed the core alone reads what else one machine needs, before anything starts."""
-    monkeypatch.setattr("areal_core.plugins.extensions.extension", lambda name: None)
+    monkeypatch.setattr("areal_core.plugins.extensions.extension", cache(lambda name: None))
 
     with pytest.raises(EngineMissing, match=r"a run needs the extension \'rewards\'(.|\n)*pip install .*\[local\]"):
         plan(model)

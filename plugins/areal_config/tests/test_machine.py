@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -144,7 +145,8 @@ def test_without_the_package_a_run_is_planned_and_no_other_machine_is(
     )
     offered = extensions.extension
     for module in ("areal_core.config.plan", "areal_core.plugins.extensions"):
-        monkeypatch.setattr(f"{module}.extension", lambda name: None if name == "machine" else offered(name))
+        without = cache(lambda name: None if name == "machine" else offered(name))
+        monkeypatch.setattr(f"{module}.extension", without)
     monkeypatch.setattr(Machine, "misfits", lambda self, plan: ["does not fit"])
 
     assert plan_here(run, Registry(environ={})).warnings == ()

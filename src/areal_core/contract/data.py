@@ -97,7 +97,8 @@ class Trajectory:
                     f"token column {name!r} has {column.shape[0]} rows for {length} tokens",
                     fix="one row per token, or put it into sequence_extras",
                 )
-        if length and bool((self.versions.lt(0) & self.loss_mask).any()):
+        # numpy's: on so few numbers an operation of torch takes several times as long
+        if length and (self.versions.numpy(force=True)[self.loss_mask.numpy(force=True)] < 0).any():
             raise BatchError(
                 "a generated token carries no policy version",
                 why="it must be known which weights computed a token that is trained on, and an adapter's are not them",

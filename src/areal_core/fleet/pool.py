@@ -128,8 +128,7 @@ class InferencePool(Roster):
             replica = await self._next(affinity, failed)
             try:
                 answer = await replica.worker.call(
-                    *("parse_tool_calls", text, [dict(tool) for tool in tools]),
-                    timeout_s=self._policy.status_timeout_s,
+                    *("parse_tool_calls", text, [dict(tool) for tool in tools]), timeout_s=self._policy.status_timeout_s
                 )
             except FAILOVER as error:
                 failed = (*failed, (replica, error))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -357,6 +358,7 @@ class RunReport(Protocol):
         """Return the last words of a run in a terminal: its reward over the steps, and where everything is."""
 
 
+@cache  # every look reads the metadata of all packages
 def extension(name: str) -> Any | None:
     """Return what was offered under a name, None without an offer. Any: see the protocol of the name.
 
@@ -387,6 +389,7 @@ def need(name: str, what_for: str) -> Any:
     """
     found = extension(name)
     if found is None:
+        extension.cache_clear()  # it may be installed beside a running notebook
         raise EngineMissing(
             f"{what_for} needs the extension {name!r}",
             why="no installed package offers it",

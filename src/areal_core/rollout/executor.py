@@ -161,8 +161,7 @@ class RolloutExecutor:
         while True:
             if self._error is not None:
                 raise self._error
-            indices = self._gate.take()
-            if indices is None:
+            if (indices := self._gate.take()) is None:
                 if not self._running:
                     raise self._stuck()
                 self._changed.clear()
@@ -262,10 +261,7 @@ class RolloutExecutor:
             return
         try:
             task = self._tasks.next()
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # whatever a data set raises that reads a row only when it is asked for
+        except (Exception, SystemExit) as error:  # whatever a data set raises that reads a row when it is asked for it
             self._stop(_unreadable(error))
             return
         self._gate.admit(task.index)
@@ -336,13 +332,9 @@ class RolloutExecutor:
         self._leave_out(task, "workflow")
         self._rejected_in_a_row += 1
         if self._rejected_in_a_row >= max(len(self._tasks), 10 * self._config.prompts_per_step):
-            self._stop(
-                RolloutError(
-                    f"the workflow rejected {self._rejected_in_a_row} groups in a row",
-                    why="a whole epoch of prompts gave nothing to train on",
-                    fix="check why the workflow returns None",
-                )
-            )
+            what = f"the workflow rejected {self._rejected_in_a_row} groups in a row"
+            why, fix = "a whole epoch of prompts gave nothing to train on", "check why the workflow returns None"
+            self._stop(RolloutError(what, why=why, fix=fix))
 
     def _fail(self, task: Task, error: EpisodeFailed) -> None:
         self._gate.remove(task.index)

@@ -82,7 +82,7 @@ async def _member(runner: EpisodeRunner, order: EpisodeOrder, deadline: Deadline
     episode, num_generated = await runner.run(order, deadline)
     if episode is None:
         raise _Rejected
-    return episode, num_generated, version_range(episode)[0]
+    return episode, num_generated, oldest_version(episode)
 
 
 def kept_group(kept: KeptGroup, task: Task) -> EpisodeGroup:
@@ -92,17 +92,14 @@ def kept_group(kept: KeptGroup, task: Task) -> EpisodeGroup:
         task=task,
         episodes=kept.episodes,
         num_generated=sum(int(mask.sum()) for mask in masks),
-        oldest_versions=tuple(version_range(episode)[0] for episode in kept.episodes),
+        oldest_versions=tuple(oldest_version(episode) for episode in kept.episodes),
     )
 
 
-def version_range(episode: Episode) -> tuple[int | None, int | None]:
-    """Return `oldest_version` and `newest_version` of an episode in one pass, None if it generated nothing."""
-    stamps = [trajectory.versions[trajectory.loss_mask] for trajectory in episode.trajectories]
-    ranges = [stamp.aminmax() for stamp in stamps if len(stamp)]
-    if not ranges:
-        return None, None
-    return min(int(low) for low, _ in ranges), max(int(high) for _, high in ranges)
+def oldest_version(episode: Episode) -> int | None:
+    """Return the oldest version among an episode's generated tokens, None if it generated nothing."""
+    stamps = (t.versions.numpy(force=True)[t.loss_mask.numpy(force=True)] for t in episode.trajectories)
+    return min((int(stamp.min()) for stamp in stamps if len(stamp)), default=None)
 
 
 def episode_reward(episode: Episode) -> float:

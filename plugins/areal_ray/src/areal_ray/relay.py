@@ -188,7 +188,7 @@ class _Road:
     """The relay's end of its worker's socket; calls in flight are the controller's to fail."""
 
     def __init__(self, wire: zmq.Socket[bytes], receive: Any) -> None:  # Any: `channel.Receive`
-        self.channel = Channel(wire, receive, num_plain=1)
+        self.channel = Channel(wire, receive, num_plain=1, bundles=True)
 
     def fail(self, error: ArealError, *, final: bool) -> None:
         """Nothing: the controller hears of the state."""

@@ -4,7 +4,8 @@ Knows: sockets of a machine or a network, CURVE keys, who is let in, and how lib
 an event loop.
 Does not know: what messages mean (`rpc`) or how they are encoded (`codec`).
 
-Driving the socket directly is several times faster than `zmq.asyncio`, which makes futures for every frame.
+Driving the socket directly is several times faster than `zmq.asyncio`, which makes futures for every frame. Small
+messages of one turn of the loop travel as one: what a message costs is the system's, and both ends' threads'.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import secrets
 from collections.abc import Callable, Sequence
 
+import msgspec
 import zmq
 import zmq.auth.thread
 from attrs import field, frozen
@@ -31,6 +33,10 @@ MAX_MESSAGES_PER_TURN = 64
 PIECE_BYTES = 1 << 16
 """Over TCP a frame travels in pieces of this size and a shorter last one. A larger one is refused before it is read:
 libzmq would take it from anybody, for it has one limit for all that arrives, before and after the handshake."""
+BUNDLE = b"\xc1"
+"""Begins the one frame of a bundle of messages; no message of msgpack begins so."""
+BUNDLE_BYTES = 1 << 15
+"""A message from this size on travels alone, and so much of smaller ones goes into a bundle, about."""
 _SEAL_BYTES = 64
 """More than CURVE adds to a piece."""
 _HANDSHAKE_MS = 5000
@@ -137,13 +143,26 @@ class Channel:
     """Owns one socket. `receive` is called in the loop with every message that arrives, as a list of frames.
 
     The first `num_plain` frames arrive as bytes, the others as writable views of libzmq's memory, or of what pieces
-    that came over TCP were put together in.
+    that came over TCP were put together in. With `bundles` both ends put small messages of a turn together: those that
+    are bytes, which nobody can change before they are sent. The first frame over an `addressed` socket says who is
+    meant, or who sent it.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], receive: Receive, *, num_plain: int) -> None:
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        receive: Receive,
+        *,
+        num_plain: int,
+        bundles: bool = False,
+        addressed: bool = False,
+    ) -> None:
         self._socket = socket
         self._receive = receive
         self._num_plain = num_plain
+        self._bundles, self._num_addresses = bundles, int(addressed)
+        self._bundle: dict[Frame, list[Sequence[Frame]]] = {}
+        self._bundled_bytes = 0
         self._loop = asyncio.get_running_loop()
         self._scheduled = False
         self._closed = False
@@ -157,6 +176,34 @@ class Channel:
 
         Large frames are read by libzmq's thread later: leave them alone until the message was answered.
         """
+        plain = self._bundles and all(type(frame) is bytes for frame in frames)
+        size = sum(map(len, frames)) if plain else BUNDLE_BYTES
+        if size >= BUNDLE_BYTES:
+            self._send_bundles()
+            return self._send_now(frames)
+        if not self._bundle:
+            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+                self._wake()
+                return False
+            self._loop.call_soon(self._send_bundles)
+        address = frames[0] if self._num_addresses else b""
+        waiting = self._bundle.setdefault(address, [])
+        waiting.append(frames[self._num_addresses :])
+        self._bundled_bytes += size
+        if self._bundled_bytes >= BUNDLE_BYTES or len(waiting) == MAX_MESSAGES_PER_TURN:
+            self._send_bundles()
+        return True
+
+    def _send_bundles(self) -> None:
+        """Send what waits for the end of this turn, a message for each address, in the order it came."""
+        bundles, self._bundle, self._bundled_bytes = self._bundle, {}, 0
+        if self._closed:
+            return
+        for address, messages in bundles.items():
+            to = [address] if self._num_addresses else []
+            self._send_now([*to, *(messages[0] if len(messages) == 1 else [BUNDLE + _pack(messages)])])
+
+    def _send_now(self, frames: Sequence[Frame]) -> bool:
         pieces = [piece for frame in frames for piece in _cut(frame)] if self._in_pieces else frames
         last = len(pieces) - 1
         try:
@@ -172,6 +219,7 @@ class Channel:
     def close(self) -> None:
         """Stop listening and drop what was not sent. Idempotent."""
         if not self._closed:
+            self._send_bundles()
             self._closed = True
             self._loop.remove_reader(self._descriptor)
             self._socket.close(linger=0)
@@ -187,8 +235,23 @@ class Channel:
             for _ in range(MAX_MESSAGES_PER_TURN):
                 if self._closed:
                     return
-                self._receive(self._take())
+                frames = self._take()
+                last = frames[-1]
+                alone = len(frames) == self._num_addresses + 1
+                if self._bundles and alone and isinstance(last, bytes) and last.startswith(BUNDLE):
+                    self._open(frames[:-1], last)
+                    break
+                self._receive(frames)
             self._wake()
+
+    def _open(self, addresses: list[Frame], bundle: bytes) -> None:
+        try:
+            messages = _unpack(memoryview(bundle)[1:])
+        except msgspec.MsgspecError:
+            return  # no end of ours made it
+        for message in messages:
+            if not self._closed:
+                self._receive([*addresses, *message])
 
     def _take(self) -> list[Frame]:
         frames: list[Frame] = []
@@ -206,6 +269,10 @@ class Channel:
 
     def _piece(self, plain: bool) -> Frame:
         return self._socket.recv(zmq.NOBLOCK) if plain else self._socket.recv(zmq.NOBLOCK, copy=False).buffer
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(list[list[bytes]]).decode
 
 
 def _size(frame: Frame) -> int:

@@ -76,7 +76,9 @@ class RpcClient:
         self._failure: ArealError | None = None
         self._ended = False
         self._channel: Wire = (
-            Channel(wire, self._on_reply, num_plain=2) if isinstance(wire, zmq.Socket) else wire(self._on_reply)
+            Channel(wire, self._on_reply, num_plain=2, bundles=True)
+            if isinstance(wire, zmq.Socket)
+            else wire(self._on_reply)
         )
 
     @property
@@ -178,7 +180,7 @@ class RpcServer:
     def __init__(self, socket: zmq.Socket[bytes], handler: Handler) -> None:
         self._handler = handler
         self._tasks: dict[tuple[Frame, int], asyncio.Task[None]] = {}
-        self._channel = Channel(socket, self._on_request, num_plain=3)
+        self._channel = Channel(socket, self._on_request, num_plain=3, bundles=True, addressed=True)
 
     def close(self) -> None:
         """Cancel every call and close the socket. Idempotent."""
@@ -197,15 +199,13 @@ class RpcServer:
             if (task := self._tasks.get(key)) is not None:
                 task.cancel()
         elif key not in self._tasks:
-            self._tasks[key] = asyncio.get_running_loop().create_task(self._serve(key, method, frames[2:]))
+            self._tasks[key] = task = asyncio.get_running_loop().create_task(self._serve(key, method, frames[2:]))
+            task.add_done_callback(lambda _: self._tasks.pop(key))  # one cancelled in its first turn never runs
 
     async def _serve(self, key: tuple[Frame, int], method: str, body: list[Frame]) -> None:
         client, number = key
-        try:
-            kind, reply = await self._run(method, body)
-            self._channel.send([client, _envelope((kind, number)), *reply])
-        finally:
-            del self._tasks[key]
+        kind, reply = await self._run(method, body)
+        self._channel.send([client, _envelope((kind, number)), *reply])
 
     async def _run(self, method: str, body: list[Frame]) -> tuple[int, list[Frame]]:
         try:

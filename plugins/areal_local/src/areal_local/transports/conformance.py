@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from areal_conformance.adapter import Adapter, Threshold, Variant
+from areal_conformance.adapter import Adapter, Bounds, Threshold, Variant
 from areal_core.contract.weights import WeightTransport
 from areal_core.weights.tensors import manifest_of
 from areal_local.transports import collective_source
@@ -90,12 +90,16 @@ _OF_STREAMS = ("transport.stream.everybody", "transport.stream.sender_stops", "t
 _SMALL = "checks of bytes set it themselves, and look that it is obeyed"
 _OTHERS_FOLDER = "where files lie: checks give every process a temporary folder of its own, which empty stands for"
 
+_OF_PIECES = Bounds(takes=(1,), refuses=(0, -1))
+
 DISK = Adapter(
     variants={"fsync": Variant(options={"fsync": True}, shows=_waits_for_the_disk)},
+    bounds={"bucket_bytes": _OF_PIECES},
     without_effect={"root": _OTHERS_FOLDER, "bucket_bytes": _SMALL},
 )
 SHM = Adapter(
     variants={"file": Variant(options={"backing": "file"}, shows=_has_a_path)},
+    bounds={"bucket_bytes": _OF_PIECES, "backing": Bounds(takes=("memory",), refuses=("disk", ""))},
     without_effect={"folder": _OTHERS_FOLDER, "bucket_bytes": _SMALL},
 )
 COLLECTIVE = Adapter(
@@ -103,6 +107,13 @@ COLLECTIVE = Adapter(
     variants={
         "broadcast": Variant(options={"fan_out": "broadcast"}),
         "delta": Variant(options={"delta": True}, shows=_little_travels_again, checks=_OF_STREAMS),
+    },
+    bounds={
+        "bucket_bytes": _OF_PIECES,
+        "backend": Bounds(takes=("gloo",), refuses=("mpi",)),
+        "fan_out": Bounds(takes=("broadcast",), refuses=("chain",)),
+        "timeout_s": Bounds(takes=(0.1,), refuses=(0.0, -1.0)),
+        "host": Bounds(refuses=("",)),
     },
     without_effect={
         "bucket_bytes": _SMALL,
