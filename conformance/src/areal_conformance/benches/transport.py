@@ -146,11 +146,13 @@ class TransportBench(Bench):
         return made
 
     def peer(self, name: str) -> Peer:
-        """Return another process with an end of its own, its temporary folder the check's."""
-        if name not in self._peers or not self._peers[name].alive:
-            self._peers[name] = Peer(self.target.locator, PEER_S * self.target.adapter.patience)
-        self._peers[name].settle(self.temporary)
-        return self._peers[name]
+        """Return another process with an end of its own, of the same options, its temporary folder the check's."""
+        options = self.target.options()
+        key = f"{name} {sorted(options.items())}"
+        if key not in self._peers or not self._peers[key].alive:
+            self._peers[key] = Peer(self.target.locator, PEER_S * self.target.adapter.patience, options)
+        self._peers[key].settle(self.temporary)
+        return self._peers[key]
 
     def within(self, work: Callable[[], T], what: str = "a call") -> T:
         """Run a call that may hang; raise a Violation of law 9 if it does.

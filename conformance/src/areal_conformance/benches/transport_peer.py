@@ -30,15 +30,16 @@ class _Host:
 
     def __init__(self) -> None:
         self._target: Target | None = None
+        self._options: dict[str, Any] = {}
         self._transport: Any = None
         self._sink: Any = None
         self._rest: dict[str, Any] = {}
         self._reading: Iterator[Mapping[str, Any]] | None = None
 
-    def locate(self, locator: dict[str, Any]) -> dict[str, Any]:
+    def locate(self, locator: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
         # What takes long is done here, where nobody waits for an answer of the transport.
         assert transport_ends and transport_tensors
-        self._target = locate(Locator(**locator))
+        self._target, self._options = locate(Locator(**locator)), options
         self._target.registry.load("transport", self._target.name)
         return {}
 
@@ -134,7 +135,7 @@ class _Host:
     def _end(self) -> Any:
         assert self._target is not None
         if self._transport is None:
-            self._transport = self._target.registry.build("transport", self._target.name, self._target.options())
+            self._transport = self._target.registry.build("transport", self._target.name, self._options)
         return self._transport
 
 

@@ -44,7 +44,8 @@ class Answer:
 class Peer:
     """One process. Its transport is built when first needed."""
 
-    def __init__(self, locator: Locator, wait_s: float) -> None:
+    def __init__(self, locator: Locator, wait_s: float, options: Mapping[str, Any]) -> None:
+        """Start it; its transport has these options. Any: JSON."""
         self._wait_s = wait_s
         self._process = subprocess.Popen(
             [sys.executable, "-m", "areal_conformance.benches.transport_peer"],
@@ -54,7 +55,7 @@ class Peer:
         )
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="areal-conformance-peer", daemon=True).start()
-        answer = self._ask(START_S, do="locate", locator=attrs.asdict(locator))
+        answer = self._ask(START_S, do="locate", locator=attrs.asdict(locator), options=dict(options))
         if not answer:
             raise HarnessError(f"a peer process could not be started: {answer.error}")
 

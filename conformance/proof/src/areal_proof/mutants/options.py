@@ -19,6 +19,7 @@ from areal_core.contract.inference import GenerationRequest
 from areal_core.plugins.registry import Registry
 from areal_local.scheduler.config import LocalConfig
 from areal_local.scheduler.local_scheduler import LocalScheduler
+from areal_local.transports.config import DiskConfig
 from areal_local.transports.disk import DiskTransport
 from areal_local.transports.shm import ShmTransport
 from areal_proof.mutants import Breaks, Mutant, mutant
@@ -118,6 +119,11 @@ class _AnyGenerator(ReferenceInferenceConfig):
 
 
 @frozen(kw_only=True)
+class _AnyFolder(DiskConfig):
+    bucket_bytes: int = 1 << 20
+
+
+@frozen(kw_only=True)
 class _AnyTrainer(ReferenceTrainConfig):
     activation_checkpointing: bool | str = False  # type: ignore[assignment]
 
@@ -146,6 +152,7 @@ BOUNDS = tuple(
         ("scheduler", "scheduler/local", "of an address or a time", _AnyScheduler),
         ("infer", "infer/reference", "that counts", _AnyGenerator),
         ("train", "train/reference", "that is on or off", _AnyTrainer),
+        ("transport", "transport/disk", "of bytes", _AnyFolder),
     )
 )
 

@@ -181,3 +181,19 @@ FIDELITY_ROWS = breaks.rows(
         generate=lambda original, input_ids, sampling, more: asyncio.shield(asyncio.ensure_future(original(input_ids,
             sampling, **more)))),
 )  # fmt: skip
+
+
+BEGINNING_ROWS = breaks.rows(
+    row("ConversationBeginsTwice", "Encodes what a chat template wrote as a text of its own.",
+        "workflow.tokens.one_beginning",
+        prompt_ids=lambda original, tokenizer, data: [*_beginning(tokenizer, data), *original()]),
+)  # fmt: skip
+LATER_ROWS = breaks_second.rows(
+    row("EveryTurnBegins", "Encodes what follows an answer as a text of its own.", "workflow.tokens.one_beginning",
+        ids_of=lambda engine, text: engine.tokenizer.encode(text)),
+)  # fmt: skip
+
+
+def _beginning(tokenizer: Any, data: Mapping[str, Any]) -> list[int]:
+    begins = tokenizer.bos_token_id
+    return [begins] if "messages" in data and begins is not None else []

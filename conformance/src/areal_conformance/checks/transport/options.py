@@ -1,14 +1,14 @@
 """Options of a transport change what they say, and no byte: its checks again with each variant of the adapter.
 
-Knows: which checks see most of a transport in this process.
-Does not know: what an option means. Ends in other processes have no variants.
+Knows: which checks see most of a transport, its ends in one process and in several.
+Does not know: what an option means.
 """
 
 from __future__ import annotations
 
 from areal_conformance.benches.transport import TransportBench
 from areal_conformance.check import Level, check
-from areal_conformance.varied import given, made_again, shown
+from areal_conformance.varied import at_bounds, given, made_again, shown
 
 _CHECKS = (
     "transport.bytes.dtypes",
@@ -17,6 +17,8 @@ _CHECKS = (
     "transport.version.follow",
     "transport.abort.frees",
     "transport.close.clean",
+    "transport.process.crosses",
+    "transport.fault.controller_killed",
 )
 
 
@@ -30,3 +32,9 @@ async def again(bench: TransportBench) -> None:
 async def effect(bench: TransportBench) -> None:
     """Options with an effect that can be seen have it."""
     await shown(bench, lambda: given(bench.transport()))
+
+
+@check("transport.options.bounds", level=Level.SINGLE, law=8, spec="weights")
+def bounds(bench: TransportBench) -> None:
+    """Options take the values at their bounds and refuse those beyond by name, before anything is built."""
+    at_bounds(bench)

@@ -1,11 +1,82 @@
 """What the conformance suite must know of the workflows of turns.
 
-Knows: the options with which they run on the suite's tokenizer, whose chat template nobody can read back.
+Knows: the options with which they run on the suite's tokenizer, whose chat template nobody can read back; what an
+episode shows of each option.
 Does not know: any check.
 """
 
 from __future__ import annotations
 
-from areal_conformance.adapter import Adapter
+from typing import TYPE_CHECKING
 
-PLAIN = Adapter(options={"": {"renderer": "plain"}})
+from areal_conformance.adapter import Adapter, Variant
+
+if TYPE_CHECKING:
+    from areal_conformance.benches.workflow import ScriptedSession
+    from areal_core.contract.workflow import RolloutWorkflow
+
+_HALF = 0.5
+"""A reward that does not pass."""
+
+
+async def _episode(workflow: RolloutWorkflow, *rewards: float) -> tuple[ScriptedSession, float]:
+    """Make an episode whose answers get these rewards, the last one from there on; return its reward, too."""
+    from areal_conformance.benches.workflow import ScriptedSession, drifting_tokenizer, generation
+    from areal_core.contract.workflow import RewardResult
+
+    left = list(rewards)
+    session = ScriptedSession(
+        script=generation,
+        judge=lambda _: RewardResult(value=left.pop(0) if len(left) > 1 else left[0]),
+        tokenizer=drifting_tokenizer(),
+    )
+    made = await workflow.arun_episode(session, {"prompt": "stone>", "answer": "enots"})
+    return session, float(made.trajectories[0].reward)  # type: ignore[union-attr]  # these make episodes
+
+
+async def _answers(workflow: RolloutWorkflow) -> list[int]:
+    """Return how many answers are given where none passes, and where the first, second and third is worth a half."""
+    told = ((0.0,), (_HALF,), (0.0, _HALF), (0.0, 0.0, _HALF, 1.0))
+    return [len((await _episode(workflow, *rewards))[0].asked) for rewards in told]
+
+
+async def _worth(workflow: RolloutWorkflow) -> list[float]:
+    """Return the reward of an episode whose n-th answer is right, for each n, and of one whose answers are not."""
+    told = [(0.0,) * wrong + (1.0,) for wrong in range(4)]
+    return [(await _episode(workflow, *rewards))[1] for rewards in (*told, (_HALF,))]
+
+
+async def _said(workflow: RolloutWorkflow) -> list[str]:
+    """Return what stands after each answer in the next request, as text."""
+    session, _ = await _episode(workflow, 0.0)
+    asked = session.asked
+    known = [len(one.input_ids) + len(one.generation.output_ids) for one in asked if one.generation]
+    between = zip(known, asked[1:], strict=False)
+    return [session.tokenizer.decode(after.input_ids[cut:]).strip() for cut, after in between]
+
+
+async def _first(workflow: RolloutWorkflow) -> str:
+    """Return the first request, as text."""
+    session, _ = await _episode(workflow, 1.0)
+    return session.tokenizer.decode(session.asked[0].input_ids)
+
+
+PLAIN = Adapter(
+    options={"": {"renderer": "plain"}},
+    variants={
+        "max_turns": Variant(options={"max_turns": 2}, shows=_answers, gives=[2, 2, 2, 2]),
+        "turn_discount": Variant(
+            options={"turn_discount": 0.5},
+            shows=_worth,
+            gives=[1.0, 0.5, 0.25, 0.125, 0.0625],
+            again=False,  # rewards are not recorded as they were given
+        ),
+        "pass_reward": Variant(options={"pass_reward": _HALF}, shows=_answers, gives=[4, 1, 2, 3]),
+        "feedback": Variant(options={"feedback": "no-{prompt}-again"}, shows=_said, gives=["no-stone>-again"] * 3),
+        "system": Variant(options={"system": "beg-"}, shows=_first, gives="beg-stone>"),
+    },
+    without_effect={
+        "renderer_options": "the renderer's own",
+        "keep_thoughts": "no template of the suite's tokenizer has thoughts; tests of the package have some",
+    },
+)
