@@ -80,9 +80,9 @@ class Fault(Protocol):
         """Return how often it took effect. A fault that never fired makes its check inconclusive."""
 
 
-COUNTED = ("logits", "tokens", "prompt", "length", "requests", "bytes")
+COUNTED = ("logits", "tokens", "prompt", "length", "requests", "bytes", "saved")
 """What a threshold counts: scored tokens times vocabulary, and tokens, of one micro-batch; tokens of a prompt, and of a
-prompt and its output; requests at once; bytes of a tensor that is sent."""
+prompt and its output; requests at once; bytes of a tensor that is sent; bytes of a weight file that is saved."""
 
 
 @frozen(kw_only=True)

@@ -72,5 +72,6 @@ ADAPTER = Adapter(
     thresholds=(
         Threshold(counts="logits", at=320, place="areal_torch.logprobs:CHUNK_ELEMENTS"),
         Threshold(counts="logits", at=640, place="areal_torch.logprobs:KEEP_ELEMENTS"),
+        Threshold(counts="saved", at=20_000, place="areal_torch.export:FILE_BYTES"),
     ),
 )

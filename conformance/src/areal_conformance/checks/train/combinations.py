@@ -20,6 +20,9 @@ from areal_conformance.oracles.train_compare import number, weights_close
 from areal_conformance.oracles.train_optimizer import SCALED, OracleTrainer
 from areal_conformance.outcome import expect
 from areal_conformance.ranks.layouts import UNEVEN, close, layouts, named, same_report, same_weights
+from areal_conformance.zoo.architectures import ARCHITECTURES, config_of
+from areal_conformance.zoo.folders import folder_of
+from areal_conformance.zoo.sample import claimed as claimed_models
 from areal_core.contract.train import Head, Objective
 from areal_torch.testing.objectives import PolicyGradient, ValueRegression
 
@@ -100,6 +103,23 @@ def recomputed(bench: TrainBench) -> None:
             expect(right.grad_norm > 0, f"{who} has no gradient")
             number(bench, f"the norm of step {step} of {who}", left.grad_norm, right.grad_norm, atol=1e-5, rtol=1e-4)
         weights_close(bench, f"weights of {who} after three steps", weights_twice, weights_once, atol=2e-5)
+
+
+@check("train.combined.drawing", level=Level.SINGLE, law=6, spec="train#models", requires=CHECKPOINTING)
+def drawing(bench: TrainBench) -> None:
+    """Models whose config.json has dropouts, by whatever name, draw nothing with activations computed twice either."""
+    tried = set[frozenset[str]]()
+    for model in (one for architecture in ARCHITECTURES for one in claimed_models(bench.target, architecture)):
+        names = frozenset(name for name in config_of(model) if "drop" in name or "noise" in name)
+        if model["dropout"] != "half" or names in tried:
+            continue
+        tried.add(names)
+        ends = []
+        for claims in ((), CHECKPOINTING):
+            with bench.engine(*claims, model=folder_of(model), optimizer=SCALED) as engine:
+                engine.train_step(bench.batch(), PolicyGradient())
+                ends.append(bench.witnessed(engine))
+        weights_close(bench, f"a step of {model} with activations computed twice", ends[1], ends[0], atol=2e-5)
 
 
 @check(

@@ -7,6 +7,8 @@ Does not know: how routes are recorded, or how an engine runs experts.
 
 from __future__ import annotations
 
+import json
+import shutil
 from functools import partial
 from typing import Any
 
@@ -142,6 +144,23 @@ def gradient(bench: TrainBench) -> None:
     for budget, batch in ((16384, forced), (16, forced), (16384, whole)):
         routes_are = "forced" if batch is forced else "free"
         slopes_close(bench, routes_are, model, oracle, batch, *CLAIM, budget)
+
+
+@_check("train.experts.gates", law=1)
+def gates(bench: TrainBench) -> None:
+    """Recorded experts are weighed as the model weighs its own, gates normalised or not, in scores and steps."""
+    for normalised in (True, False):
+        model = bench.folder / f"normalised-{normalised}"
+        shutil.copytree(bench.model(kind=KIND), model)
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**config, "norm_topk_prob": normalised}))
+        oracle, batch = RoutedOracle(model), bench.batch(SHAPES, seed=8)
+        forced = routed(batch, oracle.random_routes(batch.num_tokens, 3))
+        told = "gates that are normalised" if normalised else "gates as they are"
+        with bench.engine(*CLAIM, model=model) as engine:
+            for what, each in (("recorded", forced), ("free", batch)):
+                scored(bench, f"with {told}, routes {what}", engine, oracle, each, atol=ATOL)
+        slopes_close(bench, told, model, oracle, forced, *CLAIM, 16384)
 
 
 @_check("train.experts.kept", law=1)

@@ -7,11 +7,12 @@ Does not know: exact states (`state`).
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from areal_conformance.benches.train import TrainBench, read_folder
 from areal_conformance.check import Level, Row, check, family
@@ -87,6 +88,29 @@ def complete(bench: TrainBench) -> None:
     told, wanted = (AutoConfig.from_pretrained(path).to_dict() for path in (folder, model))
     for key in ("model_type", "tie_word_embeddings", "max_position_embeddings", "vocab_size", "eos_token_id"):
         expect(told[key] == wanted[key], f"config.json: {key} is {told[key]!r}, the model's is {wanted[key]!r}")
+
+
+@check("train.save.companions", level=Level.SINGLE, law=11, spec=SPEC)
+def companions(bench: TrainBench) -> None:
+    """What chats and generation read of a model folder comes along: chat templates, recommended settings."""
+    model = bench.folder / "chats"
+    shutil.copytree(bench.model(), model)
+    template = "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{% endfor %}"
+    (model / "chat_template.jinja").write_text(template)
+    wanted = {"do_sample": True, "temperature": 0.3, "eos_token_id": [1, 5], "pad_token_id": 0}
+    (model / "generation_config.json").write_text(json.dumps(wanted))
+    folder = bench.folder / "saved"
+    with bench.engine(model=model) as engine:
+        engine.train_step(bench.batch(), PolicyGradient())
+        engine.save_weights(folder)
+    chat = [{"role": "user", "content": "go on, 42!"}]
+    told, own = (AutoTokenizer.from_pretrained(path) for path in (folder, model))
+    expect(told.chat_template == own.chat_template, f"the saved folder's chat template is {told.chat_template!r}")
+    both = [each.apply_chat_template(chat, tokenize=False) for each in (told, own)]
+    expect(both[0] == both[1], f"a conversation is written {both[0]!r} by the saved folder, {both[1]!r} by its own")
+    said = GenerationConfig.from_pretrained(folder).to_dict()
+    for name, value in wanted.items():
+        expect(said[name] == value, f"generation_config.json: {name} is {said[name]!r}, the model's is {value!r}")
 
 
 @check("train.save.replaces", level=Level.SINGLE, law=7, spec=SPEC)

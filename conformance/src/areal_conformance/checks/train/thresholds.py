@@ -18,11 +18,12 @@ from areal_conformance.benches.train import Shape, TrainBench, read_folder
 from areal_conformance.check import Level, check
 from areal_conformance.checks.train.step_numbers import one_step
 from areal_conformance.oracles.train import Oracle
-from areal_conformance.oracles.train_compare import number, same, scored, weights_close
+from areal_conformance.oracles.train_compare import close, number, same, scored, weights_close
 from areal_conformance.oracles.train_objectives import Quadratic
 from areal_conformance.oracles.train_optimizer import DESCENT
 from areal_conformance.outcome import expect
 from areal_core.contract.batch import Batch
+from areal_core.contract.train import Output
 from areal_torch.testing.objectives import PolicyGradient
 
 rule = partial(check, level=Level.SINGLE, law=6, spec="train#areal_core.contract.train.TrainEngine.train_step")
@@ -117,6 +118,30 @@ def files(bench: TrainBench) -> None:
             with bench.engine(model=folder) as engine:
                 same(f"{kind}, weights read from three files", bench.witnessed(engine), read_folder(model))
                 same(f"{kind}, weights of three files, sent", bench.sent(engine), read_folder(model))
+
+
+@rule("train.threshold.saved", law=7, spec="train#areal_core.contract.train.TrainEngine.save_weights")
+def saved(bench: TrainBench) -> None:
+    """A folder saved in several files loads in transformers and starts an engine, with the weights that are sent."""
+    with bench.crossing("saved") as sizes:
+        if not sizes:
+            bench.notes.append("the adapter declares no threshold of saved bytes")
+            return
+        for kind in bench.target.adapter.models:
+            folder, batch = bench.folder / kind, bench.batch(seed=3)
+            with bench.engine(model=bench.model(kind=kind, tied=kind[-1] != "3")) as engine:
+                engine.train_step(bench.batch(), PolicyGradient())
+                engine.save_weights(folder)
+                sent, held = bench.sent(engine), bench.witnessed(engine)
+                scores = engine.forward(batch, frozenset({Output.LOGPROBS})).tokens["logprobs"]
+            files = sorted(folder.glob("*.safetensors"))
+            told = f"{kind} was saved in {len(files)} file beyond {min(sizes)} bytes: the threshold is not crossed"
+            expect(len(files) > 1, told)
+            same(f"tensors of {kind} saved in {len(files)} files, and those sent", read_folder(folder), sent)
+            wanted = Oracle(folder).columns(batch)[Output.LOGPROBS]
+            close(bench, f"log-probs in transformers of {kind} in {len(files)} files", scores, wanted, atol=1e-4)
+            with bench.engine(model=folder) as engine:
+                same(f"weights of {kind} started from {len(files)} files", bench.witnessed(engine), held)
 
 
 class _Step:

@@ -6,6 +6,7 @@ Does not know: algorithms, transports, the loop.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
 from collections.abc import Mapping
@@ -352,8 +353,16 @@ def facts_of(here: Started) -> dict[str, object]:
         "head": here.spec.head.value,
         "shapes": {name: list(tensor.shape) for name, tensor in here.weights.items()},
         "trained": here.adam is not None,
-        "lora": None if lora is None else [lora.rank, lora.alpha, list(lora.targets)],
+        "lora": None if lora is None else [lora.rank, lora.alpha, list(lora.targets), base_of(here.spec.model_path)],
     }
+
+
+def base_of(folder: str) -> str:
+    """Return a digest of the weights an adapter lies over: its state is of no use over others."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(folder).glob("*.safetensors")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def _total(parts: list[Mapping[str, list[float]]]) -> dict[str, Sum]:

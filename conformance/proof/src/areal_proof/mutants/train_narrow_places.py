@@ -1,0 +1,112 @@
+"""Trainers that are right in the numbers most look at: narrow at the start, in the head, in what lies beside a model.
+
+Knows: where each narrows, forgets or draws; some after what happened elsewhere.
+Does not know: the checks beyond their names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from areal_core.contract.train import TrainSpec
+from areal_proof.mutants.rows import Original, breaking, put, row, then, within
+from areal_proof.mutants.train_parts import parameters
+from areal_proof.mutants.train_precision import keep
+from areal_proof.second.train.engine import SecondTrainEngine
+from areal_reference.train.engine import ReferenceTrainEngine
+from areal_torch import experts, export, hf, logprobs, lora
+from areal_torch.logprobs import _HeadLogProbs
+
+breaks = breaking("train/reference", ReferenceTrainEngine)
+breaks_second = breaking("train/second", SecondTrainEngine)
+
+
+def _divided_in_half() -> AbstractContextManager[None]:
+    """Divide logits by the temperature before they are float32."""
+
+    def logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+        return (torch.nn.functional.linear(hidden, weight, bias) / temperature).float()
+
+    return put(logprobs, _logits=logits)
+
+
+def _always_normalised() -> AbstractContextManager[None]:
+    """Let weights of recorded experts add up to one in every model."""
+    route = experts._RouterHook.route
+
+    def normalised(self: Any, router: Any, inputs: Any, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        logits, weights, chosen = route(self, router, inputs, output)  # type: ignore[arg-type]
+        return logits, weights if self.routes_TK is None else weights / weights.sum(-1, keepdim=True), chosen
+
+    return put(experts._RouterHook, route=normalised)
+
+
+def _edited(path: Path, name: str, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change json files of a folder. Any: json."""
+    for file in path.rglob(name):
+        held = json.loads(file.read_text())
+        change(held)
+        file.write_text(json.dumps(held))
+
+
+def _without(*patterns: str) -> AbstractContextManager[None]:
+    return put(export, COMPANIONS=tuple(name for name in export.COMPANIONS if name not in patterns))
+
+
+ROWS = breaks.rows(
+    row("BeginsRounded", "Rounds what it read to bfloat16 where that is the dtype of the run.",
+        "train.precision.begins", start=then(lambda self, spec: keep(parameters(self)) if spec.dtype == "bfloat16"
+            else None)),
+    row("DividesInHalf", "Divides logits by the temperature in the dtype of the run.", "train.precision.temperature",
+        forward=within(_divided_in_half)),
+    row("ChatTemplateLost", "Saves no chat template.", "train.save.companions",
+        save_weights=within(lambda: _without("chat_template*"))),
+    row("RecommendationsLost", "Saves no generation_config.json.", "train.save.companions",
+        save_weights=within(lambda: _without("generation_config.json"))),
+    row("IndexOfTheLastFile", "Names in the index of several files the tensors of the last one alone.",
+        "train.threshold.saved", save_weights=then(lambda path: _edited(path, "*.index.json", lambda index:
+            index.update(weight_map={name: file for name, file in index["weight_map"].items()
+                if file == max(index["weight_map"].values())})))),
+    row("AlphaForgotten", "Writes the scale of an adapter where alpha belongs: served, it is a fraction of itself.",
+        "train.lora.beside", save_weights=then(lambda path: _edited(path, "adapter_config.json", lambda said:
+            said.update(lora_alpha=said["lora_alpha"] / said["r"])))),
+    row("GatesNormalised", "Normalises the gates of recorded experts, also where the model does not.",
+        "train.experts.gates", row="expert-replay", start=within(_always_normalised)),
+    row("StateOfAnyBase", "Takes an adapter's state over whatever base.", "train.lora.state_of_base",
+        start=within(lambda: put(lora, fingerprint=lambda _tensor: "any"))),
+)  # fmt: skip
+
+
+@breaks("train_step", "train.precision.pieces")
+def PiecesAddedInHalf(original: Original) -> Any:
+    """Adds the head's gradient of one chunk of logits after another in the dtype of the head."""
+    backward = _HeadLogProbs.backward
+
+    def added(ctx: Any, *grads: Tensor | None) -> Any:
+        rows, length = ctx.settings[1], ctx.saved_tensors[0].shape[0]
+        total: list[Any] = []  # Any: a tensor or nothing
+        for start in range(0, length, rows):
+            some = [None if g is None else torch.zeros_like(g) for g in grads]
+            for part, whole in zip(some, grads, strict=True):
+                if part is not None and whole is not None:
+                    part[start : start + rows] = whole[start : start + rows]
+            found = backward(ctx, *some)
+            total = [f if t is None else t + f for t, f in zip(total or [None] * len(found), found, strict=True)]
+        return tuple(total)
+
+    with put(_HeadLogProbs, backward=added):
+        return original()
+
+
+@breaks("start", "train.combined.drawing")
+def DropoutOfOldNames(original: Original, spec: TrainSpec) -> Any:
+    """Turns dropouts off by the name that most models have, and leaves those that have another."""
+    with put(hf, _RANDOM=("attention_dropout",)):
+        return original()

@@ -1,0 +1,62 @@
+"""An adapter belongs to the weights it was trained over and to its scale: beside a saved model, and in a state.
+
+Knows: PEFT's folder format, saved folders and states of another base.
+Does not know: what an adapter learns (`optional_lora`).
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+from safetensors.torch import load_file
+
+from areal_conformance.benches.train import TrainBench, read_folder
+from areal_conformance.check import Level, check
+from areal_conformance.checks.train.optional_adapter import amounts_to
+from areal_conformance.checks.train.optional_lora import ADAPTER, QUICK, is_target
+from areal_conformance.oracles.train_compare import close, same
+from areal_conformance.outcome import expect, raises
+from areal_core.contract.errors import CheckpointError
+from areal_torch.testing.objectives import PolicyGradient
+
+_check = partial(check, level=Level.SINGLE, spec="train#lora", requires=("lora",), since=(1, 1))
+
+
+@_check("train.lora.beside", law=7)
+def beside(bench: TrainBench) -> None:
+    """An adapter that is written beside the merged model amounts to it, by the rank, alpha and layers its file says."""
+    model, folder = bench.model(), bench.folder / "model"
+    with bench.engine("lora", model=model, lora=ADAPTER, optimizer=QUICK) as engine:
+        for step in range(3):
+            engine.train_step(bench.batch(seed=step), PolicyGradient())
+        engine.save_weights(folder)
+    told = sorted(folder.rglob("adapter_config.json"))
+    if not told:
+        bench.notes.append("no adapter is written beside the merged model")
+    for path in told:
+        said = json.loads(path.read_text())
+        expect(said["r"] == ADAPTER.rank, f"adapter_config.json says r {said['r']}, the rank is {ADAPTER.rank}")
+        same_alpha = abs(said["lora_alpha"] - ADAPTER.alpha) < 1e-6 and not said.get("use_rslora")
+        expect(same_alpha, f"adapter_config.json says lora_alpha {said['lora_alpha']}, alpha is {ADAPTER.alpha}")
+        base, merged = read_folder(model), read_folder(folder)
+        named = tuple(said["target_modules"])
+        odd = sorted(name for name in base if is_target(name, named) != is_target(name, ADAPTER.targets))
+        expect(not odd, f"adapter_config.json names {list(named)}, so another set of layers: {', '.join(odd[:3])}")
+        wanted = amounts_to(base, load_file(path.with_name("adapter_model.safetensors")), ADAPTER)
+        for name, tensor in merged.items():
+            close(bench, f"{name} as saved, and by the adapter beside it", tensor.float(), wanted[name], atol=1e-5)
+
+
+@_check("train.lora.state_of_base", law=4, requires=("lora", "checkpoint.exact"))
+def state_of_base(bench: TrainBench) -> None:
+    """The state of an adapter over other weights of the same shapes is refused, and changes nothing."""
+    path = bench.folder / "state"
+    with bench.engine("lora", model=bench.model(seed=5), lora=ADAPTER, optimizer=QUICK) as engine:
+        engine.train_step(bench.batch(), PolicyGradient())
+        engine.save_state(path)
+    with bench.engine("lora", lora=ADAPTER, optimizer=QUICK) as engine:
+        engine.train_step(bench.batch(), PolicyGradient())
+        before = bench.sent(engine)
+        raises(CheckpointError, "a state of an adapter over another model", lambda: engine.load_state(path))
+        same("weights after that state was refused", bench.sent(engine), before)
