@@ -82,9 +82,14 @@ def sources() -> list[dict[str, Any]]:
     texts = [path.read_text() for path in sorted([*ROOT.glob("examples/*.yaml"), *presets.glob("*.yaml")])]
     for page in sorted((ROOT / "docs").rglob("*.md")):
         texts += [textwrap.dedent(text) for text in re.findall(_BLOCK, page.read_text(), re.MULTILINE | re.DOTALL)]
-    found = [yaml.safe_load(text) for text in texts if not _ABSENT.search(text)]
-    base = {**yaml.safe_load(preset_path("spell").read_text()), "device": "cpu"}
+    found = [read(text) for text in texts if not _ABSENT.search(text)]
+    base = {**read(preset_path("spell").read_text()), "device": "cpu"}
     return [whole(base, content) for content in found if isinstance(content, dict) and not _ELSEWHERE & set(content)]
+
+
+def read(text: str) -> Any:  # Any: yaml
+    """Return what a yaml file holds, by the fast reader where it is installed."""
+    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
 
 
 _BLOCK = r"^ *```yaml\n(.*?)^ *```"
@@ -96,7 +101,7 @@ _ABSENT = re.compile(r"\w\.py\b|/models/|name: verifiers|adapter: ")
 
 def whole(base: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:  # Any: yaml
     """Return a run with every key it can have, its defaults too; servers are taken as running."""
-    run: dict[str, Any] = yaml.safe_load(dump_config(load_config(None, base=merged(base, content))))
+    run: dict[str, Any] = read(dump_config(load_config(None, base=merged(base, content))))
     if run["rollout"]["backend"].startswith(("vllm", "sglang")):
         run["rollout"]["options"] = {"url": "http://127.0.0.1:8000"}
     run["rollout"]["python"] = None
