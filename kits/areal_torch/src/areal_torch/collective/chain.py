@@ -23,6 +23,8 @@ from torch import Tensor
 
 PIECE_BYTES = 512 * 1024
 """Smaller ones fill a long chain sooner; larger ones cost less of the processor."""
+DIRECT_PIECE_BYTES = 4 * 1024 * 1024
+"""The same where nobody passes them on. Not larger, for a wait is for one of them."""
 CLOSED = "closed the connection"
 """How it ends for those whose neighbour has left: the cause is elsewhere."""
 _UNUSED_TAG = 2**31 - 1
@@ -59,9 +61,8 @@ class Chain:
         Raises:
             LinkBroken: a neighbour is gone, or nothing moved for as long as the group waits.
         """
-        pieces = [
-            (next(self._tags), piece) for flat in flats if flat.numel() for piece in torch.split(flat, PIECE_BYTES)
-        ]
+        size = PIECE_BYTES if len(self._seats) > 2 else DIRECT_PIECE_BYTES
+        pieces = [(next(self._tags), piece) for flat in flats if flat.numel() for piece in torch.split(flat, size)]
         arriving = []
         if self._rank:
             with self._naming(self._rank - 1, "sent nothing"):

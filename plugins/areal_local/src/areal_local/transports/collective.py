@@ -20,7 +20,6 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from areal_core.contract.device import CPU
 from areal_core.contract.errors import CoverageError, WeightSyncError
 from areal_core.contract.weights import Offer, TensorSpec, WeightManifest
 from areal_core.weights.tensors import num_bytes
@@ -139,19 +138,20 @@ class Broadcaster:
         self.group = self._form_group(self._rendezvous.roll_call(self._names, "ready"))
 
     def write(self, bucket: Mapping[str, Tensor]) -> Mapping[str, str]:
-        """Send whole tensors; return their fingerprints. They may still be leaving, so what is sent is a copy."""
+        """Send whole tensors; return their fingerprints. Only copies made here may still be leaving."""
         assert self.group is not None
         self._rendezvous.check_open()
         if self.outgoing is not None:
             return self._write_changes(self.outgoing, bucket)
-        sent: dict[str, Tensor] = {}
-        for name, tensor in bucket.items():
+        for name in bucket:
             self._check_order(name)
-            plain = tensor.detach()
-            at_hand = self.group.device.type != CPU
-            sent[name] = plain.contiguous() if at_hand else torch.empty(plain.shape, dtype=plain.dtype).copy_(plain)
-        self._stream([whole.reshape(-1).view(torch.uint8) for whole in sent.values()])
-        return dict(zip(sent, prove(list(sent.values())), strict=True))
+        wholes = [tensor.detach().to(self.group.device).contiguous() for tensor in bucket.values()]
+        self._stream([whole.reshape(-1).view(torch.uint8) for whole in wholes])
+        digits = prove(wholes)  # while the bytes leave
+        if any(whole.data_ptr() == tensor.data_ptr() for whole, tensor in zip(wholes, bucket.values(), strict=True)):
+            with self._breaking():
+                self.group.settle()
+        return dict(zip(bucket, digits, strict=True))
 
     def _write_changes(self, outgoing: Outgoing, bucket: Mapping[str, Tensor]) -> Mapping[str, str]:
         for name in bucket:

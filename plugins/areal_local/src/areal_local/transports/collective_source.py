@@ -31,11 +31,12 @@ _SENDER = "the sender, trainer rank 0"
 
 
 class GroupCache:
-    """The group a process keeps between versions. It is out while a transfer uses it."""
+    """The group a process keeps between versions, and a receiver's memory. They are out while a transfer uses them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: BroadcastGroup | None = None
+        self._memories: Sequence[Tensor] = ()
         self._closed = False
 
     def held(self) -> str:
@@ -59,10 +60,24 @@ class GroupCache:
         if old is not None:
             old.close()
 
+    def take_memories(self, count: int, num_bytes: int, *, pinned: bool) -> Sequence[Tensor]:
+        """Return memories of at least so many bytes, uint8: those kept, whose pages are there already, or new ones."""
+        with self._lock:
+            kept, self._memories = self._memories, ()
+        if len(kept) == count and all(one.numel() >= num_bytes and one.is_pinned() == pinned for one in kept):
+            return kept
+        del kept  # gone before there are others
+        return [torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned) for _ in range(count)]
+
+    def keep_memories(self, memories: Sequence[Tensor]) -> None:
+        """Keep memories that nothing arrives in or leaves from any more."""
+        with self._lock:
+            self._memories = () if self._closed else memories
+
     def close(self) -> None:
         """Leave the group, and any that is handed back later. Idempotent."""
         with self._lock:
-            group, self._kept, self._closed = self._kept, None, True
+            group, self._kept, self._closed, self._memories = self._kept, None, True, ()
         if group is not None:
             group.close()
 
@@ -145,11 +160,13 @@ class CollectiveSource:
         try:
             self._group = self._join()
             incoming = self._incoming(self._group)
-            yield from self._arriving(self._group, cut, incoming)
+            memories = () if incoming else self._memories(self._group, cut)
+            yield from self._arriving(self._group, cut, incoming, memories)
             self._group.settle()
             self.wait_finished()
             self._cache.keep(self._group)
             self._group = None
+            self._cache.keep_memories(memories)
             if incoming is not None:
                 self._keep(incoming)
         except RuntimeError as error:
@@ -193,17 +210,20 @@ class CollectiveSource:
         self._kept.keep(incoming.mark, incoming.tensors)
 
     def _arriving(
-        self, group: BroadcastGroup, cut: Sequence[Sequence[TensorSpec]], incoming: Incoming | None
+        self,
+        group: BroadcastGroup,
+        cut: Sequence[Sequence[TensorSpec]],
+        incoming: Incoming | None,
+        memories: Sequence[Tensor],
     ) -> Iterator[Mapping[str, Tensor]]:
         """Receive a bucket while the one before is used; on a device that may not be done in another thread."""
-        room = max((_room(specs) for specs in cut), default=0)
-        on_host = group.device.type == CPU
-        memories = [torch.empty(room, dtype=torch.uint8, pin_memory=not on_host) for _ in cut[: 1 + on_host]]
         jobs = [
-            partial(incoming.receive, specs) if incoming else partial(self._receive, group, specs, memory)
-            for specs, memory in zip(cut, itertools.cycle(memories), strict=False)
+            partial(incoming.receive, specs)
+            if incoming
+            else partial(self._receive, group, specs, memories[number % len(memories)])
+            for number, specs in enumerate(cut)
         ]
-        with closing(one_ahead(jobs) if on_host else (job() for job in jobs)) as buckets:
+        with closing(one_ahead(jobs) if group.device.type == CPU else (job() for job in jobs)) as buckets:
             try:
                 for bucket in buckets:
                     self._rendezvous.check_open()
@@ -212,6 +232,12 @@ class CollectiveSource:
             except BaseException as error:
                 self._end(error)  # and with it what is still being received
                 raise
+
+    def _memories(self, group: BroadcastGroup, cut: Sequence[Sequence[TensorSpec]]) -> Sequence[Tensor]:
+        """Return memory for the bucket that is used, and on the host for the next one, too."""
+        on_host = group.device.type == CPU
+        room = max((_room(specs) for specs in cut), default=0)
+        return self._cache.take_memories(len(cut[: 1 + on_host]), room, pinned=not on_host)
 
     def _receive(self, group: BroadcastGroup, specs: Sequence[TensorSpec], memory: Tensor) -> dict[str, Tensor]:
         starts = itertools.accumulate((_aligned(num_bytes(spec)) for spec in specs), initial=0)

@@ -103,7 +103,7 @@ SHM = Adapter(
     without_effect={"folder": _OTHERS_FOLDER, "bucket_bytes": _SMALL},
 )
 COLLECTIVE = Adapter(
-    thresholds=(Threshold(counts="bytes", at=512 * 1024),),
+    thresholds=(Threshold(counts="bytes", at=512 * 1024, place="areal_torch.collective.chain:DIRECT_PIECE_BYTES"),),
     variants={
         "broadcast": Variant(options={"fan_out": "broadcast"}),
         "delta": Variant(options={"delta": True}, shows=_little_travels_again, checks=_OF_STREAMS),
