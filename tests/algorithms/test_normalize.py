@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_algorithms.normalize import normalize
+from areal_algorithms.normalize import normalize, places
 from areal_core.algorithms.config import NormConfig, NormLevel
 
 from .oracle import normalized
@@ -135,3 +135,12 @@ def test_values_off_the_mask_are_zero_and_in_no_statistic() -> None:
     actual = normalize(x, config, groups=torch.zeros(3, dtype=torch.int64), mask=mask)
 
     assert actual.tolist() == [-1.0, 0.0, 1.0]
+
+
+@given(st.lists(st.integers(-3, 3), max_size=20))
+def test_places_are_those_of_a_sorted_set(ids: list[int]) -> None:
+    """Ids that come again after others, negative ones and none at all have the place and number that unique gives."""
+    groups = torch.tensor(ids, dtype=torch.int64)
+    _, place, number = torch.unique(groups, return_inverse=True, return_counts=True)
+
+    assert [place.tolist(), number.tolist()] == [part.tolist() for part in places(groups)]

@@ -12,24 +12,24 @@ import torch
 from torch import Tensor
 
 _MASK = 2**64 - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
+GOLDEN = 0x9E3779B97F4A7C15
+MIX_1 = 0xBF58476D1CE4E5B9
+MIX_2 = 0x94D049BB133111EB
 
 
 def splitmix64(key: int, index: int = 0) -> int:
     """Return output number `index` of the stream `key`, a number of 64 bits; near keys give unrelated streams."""
-    x = (key + (index + 1) * _GOLDEN) & _MASK
-    x = ((x ^ (x >> 30)) * _MIX_1) & _MASK
-    x = ((x ^ (x >> 27)) * _MIX_2) & _MASK
+    x = (key + (index + 1) * GOLDEN) & _MASK
+    x = ((x ^ (x >> 30)) * MIX_1) & _MASK
+    x = ((x ^ (x >> 27)) * MIX_2) & _MASK
     return x ^ (x >> 31)
 
 
 def uniforms(keys: Tensor, indices: Tensor) -> Tensor:
     """Return output number `indices` of streams `keys`, both int64 [R], as float64 in [0, 1)."""
-    x = keys + (indices.to(torch.int64) + 1) * _signed(_GOLDEN)
-    x = (x ^ _shifted(x, 30)) * _signed(_MIX_1)
-    x = (x ^ _shifted(x, 27)) * _signed(_MIX_2)
+    x = keys + (indices.to(torch.int64) + 1) * _signed(GOLDEN)
+    x = (x ^ _shifted(x, 30)) * _signed(MIX_1)
+    x = (x ^ _shifted(x, 27)) * _signed(MIX_2)
     x = x ^ _shifted(x, 31)
     return _shifted(x, 11).to(torch.float64) * 2.0**-53
 

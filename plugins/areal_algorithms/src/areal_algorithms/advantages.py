@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from areal_algorithms.normalize import normalize
+from areal_algorithms.normalize import normalize, places
 from areal_algorithms.ratios import kl_estimate
 from areal_algorithms.reduction import generated_lengths
 from areal_algorithms.rewards import is_truncated, overlong_penalty, shape_rewards
@@ -120,15 +120,15 @@ def _metrics(
     sequences, tokens = float(alive.sum()), float(mask.sum())
     inside = advantages[mask].to(torch.float64)
     live = alive[batch.sequence_ids]
-    groups, group_of_token = torch.unique(batch.sequences["group"][batch.sequence_ids][live], return_inverse=True)
-    moved = torch.zeros(len(groups), dtype=torch.float64, device=mask.device)
+    group_of_token, members = places(batch.sequences["group"][batch.sequence_ids][live])
+    moved = torch.zeros(len(members), dtype=torch.float64, device=mask.device)
     moved = moved.scatter_reduce(0, group_of_token, raw.abs()[live], "amax")
 
     metrics = {
         "reward": Sum(value=float(batch.sequences["reward"].to(torch.float64)[alive].sum()), weight=sequences),
         "response_length": Sum(value=float(lengths.sum()), weight=sequences),
         "no_eos_ratio": Sum(value=float((is_truncated(batch) & alive).sum()), weight=sequences),
-        "zero_advantage_groups": Sum(value=float((moved < _ZERO).sum()), weight=float(len(groups))),
+        "zero_advantage_groups": Sum(value=float((moved < _ZERO).sum()), weight=float(len(members))),
         "advantage_mean": Sum(value=float(inside.sum()), weight=tokens),
     }
     if len(inside):

@@ -6,6 +6,8 @@ Does not know: what the values mean, how many members a group should have, or wh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -34,15 +36,31 @@ def normalize(x: Tensor, config: NormConfig, *, groups: Tensor, mask: Tensor | N
     """
     inside = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
     values, ids = x.to(torch.float64)[inside], groups[inside]
+    members = {level: _members(level, ids) for level in {config.mean, config.std} - {NormLevel.NONE}}
     result = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
-    result[inside] = (_centre(values, ids, config) / _divisor(values, ids, config)).to(torch.float32)
+    result[inside] = (_centre(values, members, config) / _divisor(values, members, config)).to(torch.float32)
     return result
 
 
-def _centre(values: Tensor, groups: Tensor, config: NormConfig) -> Tensor:
+def places(groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the place of each id among the distinct ids in order, int64 [M], and how often each occurs, int64 [G].
+
+    What `torch.unique` says, which sorts all of them; here only one of each run is: tokens of a trajectory, and
+    mostly trajectories of a group, lie side by side.
+    """
+    ids, run, length = torch.unique_consecutive(groups, return_inverse=True, return_counts=True)
+    distinct, place = torch.unique(ids, return_inverse=True)
+    return place[run], torch.zeros_like(distinct).index_add(0, place, length)
+
+
+Members = tuple[Tensor, Tensor]
+"""The statistic each value belongs to, int64 [M], and how many values each has, float64 [G]."""
+
+
+def _centre(values: Tensor, members: Mapping[NormLevel, Members], config: NormConfig) -> Tensor:
     if config.mean is NormLevel.NONE:
         return values
-    index, count = _index(config.mean, groups)
+    index, count = members[config.mean]
     total = _sum(values, index, count)
     others = (total[index] - values) / (count[index] - 1).clamp_min(1)
     mean = others if config.leave_one_out else (total / count)[index]
@@ -50,22 +68,21 @@ def _centre(values: Tensor, groups: Tensor, config: NormConfig) -> Tensor:
     return torch.where(_agree(values, index, count), 0.0, values - mean)
 
 
-def _divisor(values: Tensor, groups: Tensor, config: NormConfig) -> Tensor:
+def _divisor(values: Tensor, members: Mapping[NormLevel, Members], config: NormConfig) -> Tensor:
     if config.std is NormLevel.NONE:
         return torch.ones_like(values)
-    index, count = _index(config.std, groups)
+    index, count = members[config.std]
     mean = _sum(values, index, count) / count
     squares = _sum((values - mean[index]).square(), index, count)
     std = (squares / (count - int(config.unbiased)).clamp_min(1)).sqrt()
     return torch.where(_agree(values, index, count), 1.0, std[index] + config.eps)
 
 
-def _index(level: NormLevel, groups: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the statistic each value belongs to, int64 [M], and how many values each has, float64 [G]."""
+def _members(level: NormLevel, groups: Tensor) -> Members:
     if level is NormLevel.BATCH:
         index = torch.zeros_like(groups)
         return index, torch.full((1,), float(len(groups)), dtype=torch.float64, device=groups.device)
-    _, index, count = torch.unique(groups, return_inverse=True, return_counts=True)
+    index, count = places(groups)
     return index, count.to(torch.float64)
 
 

@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as npst
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from areal_reference.infer.sampling import RowSampling, distribution_logits, sample, stream_key, uniforms
+from areal_torch import drawing
 
 
 def rows(num, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, uniform=None, greedy=False, fixed_shape=False):
@@ -60,6 +61,14 @@ def test_greedy_rows_report_the_model_s_own_logprob_whatever_the_filters(options
     tokens, logprobs = sample(logits, mixed)
     assert torch.equal(tokens[::2], logits[::2].argmax(-1))
     torch.testing.assert_close(logprobs[::2], torch.log_softmax(logits[::2], -1).max(-1).values)
+
+
+@given(npst.arrays(np.uint64, 20), npst.arrays(np.int64, 20, elements=st.integers(0, 2**62)))
+def test_uniforms_of_arrays_are_those_of_tensors(keys, indices):
+    """One stream, whatever computes it."""
+    tensors = drawing.uniforms(torch.from_numpy(keys.view(np.int64)), torch.from_numpy(indices))
+
+    assert uniforms(keys, indices).tolist() == tensors.tolist()
 
 
 def test_successive_draws_of_one_stream_are_spread_and_unrelated():

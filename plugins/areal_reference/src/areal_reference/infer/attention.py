@@ -110,14 +110,19 @@ def slab_attention(
             why="the reference generator keeps its own cache and reaches it through them",
             fix="use a model on transformers' attention interface, or another inference backend",
         )
-    _write(areal_step, layer, key, value)
+    query, key, value = (heads[0].transpose(0, 1) for heads in (query, key, value))
+    return attend(areal_step, layer, query, key, value, scale).unsqueeze(0), None
+
+
+def attend(step: AttentionStep, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """Cache keys and values [T, K, D] of one layer and attend from queries [T, H, D]; return [T, H, D]."""
+    _write(step, layer, key, value)
     parts = []
-    if areal_step.prompts is not None:
-        parts.append(_attend_prompts(areal_step.prompts, query, key, value, scale))
-    if areal_step.num_rows:
-        parts.append(_attend_rows(areal_step, layer, query[0, :, query.shape[2] - areal_step.num_rows :], scale))
-    out = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return out.unsqueeze(0), None
+    if step.prompts is not None:
+        parts.append(_attend_prompts(step.prompts, query, key, value, scale))
+    if step.num_rows:
+        parts.append(_attend_rows(step, layer, query[len(query) - step.num_rows :], scale))
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _shape_of(key: Tensor, value: Tensor, options: Mapping[str, Any]) -> LayerShape:
@@ -138,7 +143,7 @@ def _write(step: AttentionStep, layer: int, key: Tensor, value: Tensor) -> None:
     target = step.write[key.shape[1]]
     for slab, fresh in ((step.keys[layer], key), (step.values[layer], value)):
         dim = fresh.shape[-1]
-        flat, tokens = slab.view(-1, dim), fresh[0].transpose(0, 1).reshape(-1, dim)
+        flat, tokens = slab.view(-1, dim), fresh.reshape(-1, dim)
         if step.copies is None:
             flat.index_copy_(0, target, tokens)
             continue
@@ -153,7 +158,7 @@ def _attend_prompts(layout: PromptLayout, query: Tensor, key: Tensor, value: Ten
     """Attend inside each prompt; padding is on the right, so causality hides it. Returns [tokens, H, D]."""
     shape = (layout.num_prompts, layout.width)
     queries, keys, values = (
-        part[0].index_select(1, layout.gather).view(part.shape[1], *shape, part.shape[3]).transpose(0, 1)
+        part.index_select(0, layout.gather).view(*shape, *part.shape[1:]).transpose(1, 2)
         for part in (query, key, value)
     )
     grouped = query.shape[1] != key.shape[1]
@@ -162,13 +167,13 @@ def _attend_prompts(layout: PromptLayout, query: Tensor, key: Tensor, value: Ten
 
 
 def _attend_rows(step: AttentionStep, layer: int, query: Tensor, scale: float) -> Tensor:
-    """Attend from one token per row over its cache; query [H, R, D]. Returns [R, H, D]."""
+    """Attend from one token per row over its cache; query [R, H, D]. Returns [R, H, D]."""
     keys, values = _read(step, step.keys[layer]), _read(step, step.values[layer])
     num_heads = step.keys[layer].shape[1]
-    grouped = query.transpose(0, 1).reshape(step.num_rows * num_heads, -1, query.shape[-1])
+    grouped = query.reshape(step.num_rows * num_heads, -1, query.shape[-1])
     scores = torch.baddbmm(step.bias[num_heads], grouped, keys.transpose(1, 2), alpha=scale)
     weights = torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype)
-    return torch.bmm(weights, values).view(step.num_rows, query.shape[0], values.shape[-1])
+    return torch.bmm(weights, values).view(step.num_rows, query.shape[1], values.shape[-1])
 
 
 def _read(step: AttentionStep, slab: Tensor) -> Tensor:

@@ -129,6 +129,7 @@ class ReferenceInferenceEngine:
                 "architecture": type(loaded.model).__name__,
                 "dtype": spec.dtype,
                 "deterministic_rows": str(loop.tile),
+                "forward": "plain" if loop.runner.is_plain else "transformers",
             },
         )
 

@@ -207,25 +207,28 @@ class RowTable:
         Rows with an adapter are stamped with the adapter's version.
         """
         replaying = self.state["replay"][: self.count] > 0
-        rows = np.flatnonzero(~replaying)
-        for row in np.flatnonzero(replaying).tolist():
-            self._replay(row)
-        state, tokens = self.state[rows], tokens[rows]
+        rows, state = np.arange(self.count), self.state[: self.count]
+        if some_replay := bool(replaying.any()):
+            for row in np.flatnonzero(replaying).tolist():
+                self._replay(row)
+            rows = np.flatnonzero(~replaying)
+            state, tokens, logprobs = self.state[rows], tokens[rows], logprobs[rows]
         column = state["generated"].copy()
         if len(rows) and column.max() >= self.outputs.shape[1]:
             self.outputs = _grow(self.outputs, (len(self.state), 2 * self.outputs.shape[1]))
-        for name, values in (("token", tokens), ("logprob", logprobs[rows]), ("version", version)):
+        for name, values in (("token", tokens), ("logprob", logprobs), ("version", version)):
             self.outputs[name][rows, column] = values
-        for row, ticket in enumerate(self.tickets):
-            if ticket.adapter is not None and not replaying[row]:
-                self.outputs["version"][row, self.state["generated"][row]] = ticket.adapter.version
+        for place, row in enumerate(rows.tolist()):
+            if (adapter := self.tickets[row].adapter) is not None:
+                self.outputs["version"][row, column[place]] = adapter.version
         for row in rows[column == 0].tolist():
             self.tickets[row].first_s = now_s
         state["generated"] += 1
         state["position"] += 1
         state["token"] = tokens
         state["stopped"] = (self.end_ids[rows] == tokens[:, None]).any(1)
-        self.state[rows] = state
+        if some_replay:  # then `state` is a copy
+            self.state[rows] = state
         for place in np.flatnonzero(state["watched"]).tolist():
             if self._completes(int(rows[place]), int(tokens[place])):
                 self.state["stopped"][rows[place]] = True
@@ -274,5 +277,7 @@ def spans(versions: NDArray[np.int32]) -> tuple[VersionSpan, ...]:
     """Return runs of equal versions as spans that cover every token."""
     if not len(versions):
         return ()
+    if (versions == versions[0]).all():
+        return (VersionSpan(start=0, stop=len(versions), version=int(versions[0])),)
     cuts = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist(), len(versions)]
     return tuple(VersionSpan(start=start, stop=stop, version=int(versions[start])) for start, stop in pairwise(cuts))

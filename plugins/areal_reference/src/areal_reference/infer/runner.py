@@ -17,11 +17,14 @@ from torch import Tensor
 
 from areal_reference.infer.attention import AttentionStep, PrefixCopy, PromptLayout
 from areal_reference.infer.cache import CacheSlab
-from areal_reference.infer.loading import LoadedModel
+from areal_reference.infer.forward import PLAIN_ARCHITECTURES, Forward, OwnForward, PlainForward
+from areal_reference.infer.loading import PROBE_TOKENS, LoadedModel
 
 Ints = NDArray[np.int64]
 LENGTH_BUCKET = 64
 """Deterministic mode reads the cache in multiples of this, chosen by the row's own length alone."""
+SAME_LOGITS, SAME_LOGITS_OF_HALF = 1e-5, 1e-2
+"""How far two forwards of one model may differ, as a share of the largest logit: in float32, in 16 bits."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -54,9 +57,28 @@ class ModelRunner:
     """Runs the model against the slab. All calls come from the compute thread."""
 
     def __init__(self, loaded: LoadedModel, cache: CacheSlab) -> None:
-        self._model, self.device = loaded.model, loaded.device
-        self._dtype, self.cache, self.vocabulary = loaded.dtype, cache, loaded.vocabulary
+        self.device, self._dtype, self.cache, self.vocabulary = loaded.device, loaded.dtype, cache, loaded.vocabulary
         self._head_counts = sorted({layer.num_heads for layer in cache.layers})
+        self._compute: Forward = OwnForward(loaded.model)
+        if type(loaded.model).__name__ in PLAIN_ARCHITECTURES:
+            self._shorten(PlainForward(loaded.model))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the layers are computed without what transformers does around them."""
+        return isinstance(self._compute, PlainForward)
+
+    @torch.inference_mode()
+    def _shorten(self, plain: PlainForward) -> None:
+        """Compute with it from now on if a few tokens have the logits that the model's own forward gives them."""
+        ids = np.arange(min(PROBE_TOKENS, self.cache.max_length)) % self.vocabulary
+        own_forward = self._compute
+        own = self._alone(self.cache.scratch, ids, keep=len(ids))
+        self._compute = plain
+        short = self._alone(self.cache.scratch, ids, keep=len(ids))
+        close = SAME_LOGITS if own.dtype == torch.float32 else SAME_LOGITS_OF_HALF
+        if not bool(((own - short).abs() <= close * own.abs().max()).all()):
+            self._compute = own_forward
 
     @torch.inference_mode()
     def logits(self, work: StepWork) -> Tensor:
@@ -98,7 +120,7 @@ class ModelRunner:
         found: list[float] = logits.log_softmax(-1).gather(1, self._put(np.asarray(ids[1:]))[:, None])[:, 0].tolist()
         return [0.0, *found]
 
-    def _alone(self, row: int, ids: Sequence[int], *, keep: int) -> Tensor:
+    def _alone(self, row: int, ids: Sequence[int] | Ints, *, keep: int) -> Tensor:
         """Compute one sequence from its beginning, cached at a row; return the logits of its last `keep` tokens."""
         tokens, positions = np.asarray(ids, dtype=np.int64), np.arange(len(ids))
         step = AttentionStep(
@@ -148,15 +170,7 @@ class ModelRunner:
         return torch.nn.functional.pad(logits, (0, -logits.shape[1] % 16), value=float("-inf"))
 
     def _forward(self, tokens: Ints, positions: Ints, step: AttentionStep, keep: int) -> Tensor:
-        output = self._model(
-            input_ids=self._put(tokens).unsqueeze(0),
-            position_ids=self._put(positions).unsqueeze(0),
-            use_cache=False,
-            logits_to_keep=keep,
-            areal_step=step,
-        )
-        logits: Tensor = output.logits[0]
-        return logits
+        return self._compute(self._put(tokens), self._put(positions), step, keep)
 
     def _write_index(self, slots: Ints, positions: Ints) -> dict[int, Tensor]:
         """Return, per number of heads K, the flat cache rows [T * K] of tokens at (slot, position)."""
@@ -168,11 +182,11 @@ class ModelRunner:
 
     def _bias(self, positions: Ints, length: int) -> dict[int, Tensor]:
         """Return, per number of heads K, the mask [R * K, 1, L] that hides what lies beyond each row's token."""
-        columns, bias = np.arange(length), {}
+        beyond, bias = np.arange(length) > positions[:, None], {}
         for heads in self._head_counts:
-            beyond = columns > np.repeat(positions, heads)[:, None]
-            hidden = np.where(beyond, np.float32("-inf"), np.float32(0.0))
-            bias[heads] = self._put(hidden).to(self._dtype).unsqueeze(1)
+            hidden = np.zeros((len(positions), heads, length), dtype=np.float32)
+            np.copyto(hidden, np.float32("-inf"), where=beyond[:, None])
+            bias[heads] = self._put(hidden.reshape(-1, 1, length)).to(self._dtype)
         return bias
 
     def _put(self, array: NDArray[Any]) -> Tensor:  # Any: integers or floats

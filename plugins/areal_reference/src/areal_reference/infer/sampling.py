@@ -59,9 +59,14 @@ def request_key(seed: int | None, engine_seed: int, request_id: str, version: in
 
 
 def uniforms(keys: NDArray[np.uint64], indices: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return output number `indices` of streams `keys`, in [0, 1), float64 [R]."""
-    streams, places = torch.from_numpy(keys.view(np.int64)), torch.from_numpy(indices.astype(np.int64))
-    found: NDArray[np.float64] = drawing.uniforms(streams, places).numpy()
+    """Return output number `indices` of streams `keys`, in [0, 1), float64 [R]: what `drawing.uniforms` gives tensors.
+
+    Arrays of a hundred take a quarter of the time that tensors do.
+    """
+    x = keys + (indices.astype(np.uint64) + np.uint64(1)) * np.uint64(drawing.GOLDEN)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(drawing.MIX_1)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(drawing.MIX_2)
+    found: NDArray[np.float64] = ((x ^ (x >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53
     return found
 
 
@@ -101,11 +106,11 @@ def distribution_logits(logits: Tensor, rows: RowSampling) -> Tensor:
         logits = logits.index_put(pairs, torch.tensor(float("-inf"), device=device))
     if (rows.temperature != 1.0).any():
         logits = logits / _on(device, rows.temperature).unsqueeze(1)
-    top_k, top_p = np.where(rows.greedy, 0, rows.top_k), np.where(rows.greedy, 1.0, rows.top_p)
-    min_p = np.where(rows.greedy, 0.0, rows.min_p)
-    filtered = (top_k > 0) | (top_p < 1.0) | (min_p > 0.0)
+    filtered = ((rows.top_k > 0) | (rows.top_p < 1.0) | (rows.min_p > 0.0)) & ~rows.greedy
     if not filtered.any():
         return logits
+    top_k, top_p = np.where(rows.greedy, 0, rows.top_k), np.where(rows.greedy, 1.0, rows.top_p)
+    min_p = np.where(rows.greedy, 0.0, rows.min_p)
     chosen = np.arange(len(filtered)) if rows.fixed_shape else np.flatnonzero(filtered)
     index = _on(device, chosen)
     kept = _filter(logits.index_select(0, index), min_p[chosen], top_k[chosen], top_p[chosen])
