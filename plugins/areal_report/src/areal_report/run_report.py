@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 import re
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -112,7 +113,8 @@ def _losses(journal: Journal) -> str:
 def _versions() -> dict[str, str]:
     """Return the versions of the interpreter, of everything of ours that is installed, and of the engines' parts."""
     found = {"python": platform.python_version(), "machine": platform.platform()}
-    ours = {name for each in metadata.distributions() if (name := each.metadata["Name"] or "").startswith("areal-")}
+    folders = [folder for path in sys.path for folder in Path(path).glob("areal_*.dist-info")]  # to read all takes long
+    ours = {folder.name.partition("-")[0].replace("_", "-") for folder in folders}
     for name in (*sorted(ours), *_ENGINES):
         try:
             found[name] = metadata.version(name)

@@ -68,10 +68,7 @@ class RewardProcess:
         async with asyncio.timeout(timeout_s):
             try:
                 await loop.sock_sendall(self._channel, messages.LENGTH.pack(len(message)) + message)
-                (size,) = messages.LENGTH.unpack(await self._receive(messages.LENGTH.size))
-                if size > MAX_ANSWER:
-                    raise CodecError(f"an answer of {size} bytes")
-                return messages.decode(await self._receive(size))
+                return messages.decode(await self._answer())
             except (OSError, CodecError) as error:
                 self._signal()
                 raise ProcessEnded(await self._process.wait()) from error
@@ -84,14 +81,21 @@ class RewardProcess:
         if self._process.stdin is not None:
             self._process.stdin.close()
 
-    async def _receive(self, size: int) -> bytes:
-        data = bytearray()
-        while len(data) < size:
-            part = await asyncio.get_running_loop().sock_recv(self._channel, min(size - len(data), 1 << 20))
+    async def _answer(self) -> bytes:
+        """Return the bytes of one answer; nothing comes after it until it is asked again."""
+        data, size, begin = bytearray(), 0, messages.LENGTH.size
+        while len(data) < begin + size:
+            part = await asyncio.get_running_loop().sock_recv(self._channel, 1 << 20 if size else 1 << 16)
             if not part:
                 raise ConnectionError("the channel is closed")
             data += part
-        return bytes(data)
+            if not size and len(data) >= begin:
+                (size,) = messages.LENGTH.unpack_from(data)
+                if size > MAX_ANSWER:
+                    raise CodecError(f"an answer of {size} bytes")
+        if len(data) > begin + size:
+            raise CodecError(f"{len(data) - begin - size} bytes after an answer")
+        return bytes(data[begin:])
 
     def _signal(self) -> None:
         """Kill the group, whoever of it is left: also what a reward function started and left behind."""

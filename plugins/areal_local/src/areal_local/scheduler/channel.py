@@ -182,7 +182,7 @@ class Channel:
             self._send_bundles()
             return self._send_now(frames)
         if not self._bundle:
-            if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+            if not self._is_ready(zmq.POLLOUT):
                 self._wake()
                 return False
             self._loop.call_soon(self._send_bundles)
@@ -224,6 +224,9 @@ class Channel:
             self._loop.remove_reader(self._descriptor)
             self._socket.close(linger=0)
 
+    def _is_ready(self, event: int) -> bool:
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & event)
+
     def _wake(self) -> None:
         if not self._scheduled:
             self._scheduled = True
@@ -233,7 +236,7 @@ class Channel:
         self._scheduled = False
         with contextlib.suppress(zmq.Again):
             for _ in range(MAX_MESSAGES_PER_TURN):
-                if self._closed:
+                if self._closed or not self._is_ready(zmq.POLLIN):
                     return
                 frames = self._take()
                 last = frames[-1]

@@ -22,7 +22,7 @@ Groups = Sequence[Sequence[Episode]]
 def measures(record: Mapping[str, Any], groups: Groups) -> dict[str, float]:
     """Return what is added to a step's record. Any: as in `metrics.jsonl`."""
     trajectories = [trajectory for group in groups for episode in group for trajectory in episode.trajectories]
-    measured = [(trajectory.reward, float(trajectory.loss_mask.sum())) for trajectory in trajectories]
+    measured = [(trajectory.reward, float(trajectory.loss_mask.numpy(force=True).sum())) for trajectory in trajectories]
     return {
         **_spread("train/reward", [reward for reward, length in measured if length]),
         **_spread("train/response_length", [length for _, length in measured if length]),
@@ -35,7 +35,13 @@ def measures(record: Mapping[str, Any], groups: Groups) -> dict[str, float]:
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
     if not values:
         return {}
-    return {f"{name}_std": statistics.pstdev(values), f"{name}_min": min(values), f"{name}_max": max(values)}
+    return {f"{name}_std": _std(values), f"{name}_min": min(values), f"{name}_max": max(values)}
+
+
+def _std(values: Sequence[float]) -> float:
+    """Return the population's; that of `statistics` is exact and takes thirty times as long."""
+    mean = statistics.fmean(values)
+    return math.sqrt(statistics.fmean([(value - mean) ** 2 for value in values]))
 
 
 def _solved(groups: Groups) -> dict[str, float]:
@@ -60,7 +66,7 @@ def _of_workflow(episodes: Sequence[Episode]) -> dict[str, float]:
             if math.isfinite(value) and (name in found or len(found) < MAX_NAMES):
                 found.setdefault(name, []).append(float(value))
     means = {f"episode/{name}": statistics.fmean(values) for name, values in found.items()}
-    return means | {f"episode/{name}_std": statistics.pstdev(values) for name, values in found.items()}
+    return means | {f"episode/{name}_std": _std(values) for name, values in found.items()}
 
 
 def _effective_sample_size(record: Mapping[str, Any]) -> dict[str, float]:
