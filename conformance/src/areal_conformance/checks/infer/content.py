@@ -20,6 +20,7 @@ from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.sources import FailingSource
 from areal_conformance.oracles.infer_judging import expect_answered, gap, prompts, raises, well_formed
 from areal_conformance.outcome import Inconclusive, expect
+from areal_core.contract.errors import CoverageError
 from areal_core.contract.inference import InferenceEngine
 from areal_core.weights.tensors import fingerprint
 from areal_torch.testing.serving import FolderWeights
@@ -130,6 +131,27 @@ async def tied_again(bench: InferBench) -> None:
             weights = nudged(weights, carrier, seed=number)
             await bench.update(engine, weights)
             await computes(bench, engine, folder, weights, f"update {number + 1}, which changed {carrier}")
+
+
+@check("infer.weights.tied_sender", level=Level.SINGLE, law=7, spec="infer#weights")
+async def tied_sender(bench: InferBench) -> None:
+    """What a trainer sends with a tied head fills the head of a model that has its own, in every update; or is refused.
+
+    Nothing in between: a refusal is a CoverageError and leaves what serves as it was.
+    """
+    folder, tied = bench.model(tied=False), bench.model(tied=True, seed=5)
+    async with bench.engine(model=folder, fresh=True) as engine:
+        serves, weights, source = bench.weights(folder), bench.weights(tied), folder
+        for number in range(3):
+            told = f"tied weights for an untied model, update {number + 1}"
+            try:
+                await bench.update(engine, weights)
+            except CoverageError as error:
+                bench.notes.append(f"refused: {error}")
+            else:
+                serves, source = weights, tied
+            await computes(bench, engine, source, serves, told)
+            weights = nudged(weights, next(iter(weights.tied.values())), seed=number)
 
 
 @check("infer.weights.after_abort", level=Level.SINGLE, law=7, spec="infer#weights", requires=("weights.staged",))

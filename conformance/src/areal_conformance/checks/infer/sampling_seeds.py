@@ -113,6 +113,20 @@ async def unseeded(bench: InferBench) -> None:
     expect(distinct == 12, f"12 requests without a seed for one prompt gave {distinct} different outputs of 24 tokens")
 
 
+@rule("infer.sampling.replicas_apart")
+async def replicas_apart(bench: InferBench) -> None:
+    """Engines of other seeds, as replicas and runs have, answer the same requests without a seed by other draws."""
+    requests = bench.asks(6 * [AFRESH], name="t/0/", temperature=1.0, max_new_tokens=24)
+    outputs = []
+    for own in (1, 2, 2**40 + 1):
+        async with bench.engine(seed=own) as engine:
+            outputs.append([result.output_ids for result in await bench.together(engine, requests)])
+    for one, other in itertools.combinations(outputs, 2):
+        alike = sum(left == right for left, right in zip(one, other, strict=True))
+        told = f"{alike} of 6 requests without a seed have the same output of 24 tokens"
+        expect(not alike, f"{told} on engines of different seeds")
+
+
 @rule("infer.sampling.independent")
 async def independent(bench: InferBench) -> None:
     """Draws at different places of an output, and of neighbouring seeds, know nothing of each other."""

@@ -32,6 +32,7 @@ NARROW: dict[str, Any] = {"hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1}
 _PROMPT = 512
 _LENGTH = 128
 _ROWS = 8
+_DOUBLED = (128, 256, 512, 1024, 2048)
 
 
 def _ids(draw: random.Random, count: int) -> list[int]:
@@ -70,6 +71,18 @@ async def length(bench: InferBench) -> None:
                     for heat in (0.0, 1.0)
                 ]
                 expect_policies(bench, zip(await bench.together(engine, requests), requests, strict=True))
+
+
+@rule("infer.threshold.doubled", deadline_s=120.0)
+async def doubled(bench: InferBench) -> None:
+    """A sequence that outgrows a power of two while it runs keeps all that came before, alone and beside short ones."""
+    draw = random.Random(14)
+    async with bench.engine(fresh=True) as engine:
+        for size in _DOUBLED:
+            long = bench.ask(*_ids(draw, size - 3), name=f"to {size}", max_new_tokens=8, temperature=1.0)
+            short = bench.asks([_ids(draw, 4)], name=f"beside {size}-", max_new_tokens=12)
+            asked = [long, *short] if size % 3 == 1 else [long]
+            expect_policies(bench, zip(await bench.together(engine, asked), asked, strict=True))
 
 
 @rule("infer.threshold.requests", deadline_s=120.0)

@@ -68,11 +68,21 @@ _ALMOST_GIB = 0.99 * _ROW_TOKENS * 256 / 2**30
 
 
 async def _run_at_once(engine: ReferenceInferenceEngine) -> int:
-    """Return how many of four requests run while the others wait for room in the cache."""
+    """Return how many of four long requests run while the others wait for room in the cache."""
+    return await _run_of(engine, 4000, 4000, 4000, 4000)
+
+
+async def _run_beside_a_long_one(engine: ReferenceInferenceEngine) -> int:
+    """Return how many of a long request and three shorter ones, which came after it, run at once."""
+    return await _run_of(engine, 4000, 400, 400, 400)
+
+
+async def _run_of(engine: ReferenceInferenceEngine, *budgets: int) -> int:
+    """Return how many of some requests run while the others wait for room in the cache; by their budgets."""
     from areal_torch.testing.serving import ask
 
-    sampling: dict[str, Any] = {"max_new_tokens": 4000, "temperature": 1.0}
-    calls = [asyncio.ensure_future(engine.generate(ask(5, n, name=f"r{n}", **sampling))) for n in range(2, 6)]
+    asked = [ask(5, n, name=f"r{n}", max_new_tokens=most, temperature=1.0) for n, most in enumerate(budgets, 2)]
+    calls = [asyncio.ensure_future(engine.generate(one)) for one in asked]
     tokens = 0.0
     try:
         async with asyncio.timeout(60.0):
@@ -87,6 +97,22 @@ async def _run_at_once(engine: ReferenceInferenceEngine) -> int:
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def _steps_of_four(engine: ReferenceInferenceEngine) -> float:
+    """Return how many steps four requests of a token each take that were there at once; each has a prompt of six."""
+    from areal_core.contract.inference import PauseMode
+    from areal_torch.testing.serving import ask
+
+    await engine.pause(PauseMode.KEEP)
+    asked = [ask(n, 7, 8, 9, 10, 11, name=f"s{n}", max_new_tokens=1) for n in range(2, 6)]
+    calls = [asyncio.ensure_future(engine.generate(one)) for one in asked]
+    for _ in range(len(calls)):  # a turn for each to be taken in
+        await engine.status()
+        await asyncio.sleep(0)
+    await engine.resume()
+    await asyncio.gather(*calls)
+    return (await engine.status()).metrics["steps"]
 
 
 def _witness(engine: ReferenceInferenceEngine) -> Witness:
@@ -114,6 +140,8 @@ ADAPTER = Adapter(
     variants={
         "small_cache": Variant(options={"cache_gib": 1e-3}, shows=_run_at_once, gives=1),
         "almost_enough": Variant(options={"cache_gib": _ALMOST_GIB}, shows=_run_at_once, gives=1, again=False),
+        "short_too": Variant(options={"cache_gib": _ALMOST_GIB}, shows=_run_beside_a_long_one, gives=1, again=False),
+        "prompts_in_turn": Variant(options={"prefill_tokens": 5}, shows=_steps_of_four, gives=4.0, again=False),
     },
     options={
         "deterministic": {"deterministic": True},

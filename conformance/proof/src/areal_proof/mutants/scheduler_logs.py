@@ -1,0 +1,25 @@
+"""Schedulers that lose what workers wrote: all but the beginning of a long log, or the log of the worker before.
+
+Knows: how the local scheduler is bent for that.
+Does not know: how it is caught.
+"""
+
+from __future__ import annotations
+
+from areal_local.scheduler.birth import log_name
+from areal_local.scheduler.local_scheduler import LocalScheduler
+from areal_local.scheduler.process import WorkerProcess
+from areal_proof.mutants.rows import before, breaking, row, then
+
+
+class _FirstLines(WorkerProcess):
+    def tail(self) -> tuple[str, ...]:
+        return tuple(self.log_path.read_text(errors="replace").splitlines()[:20])
+
+
+LOG_ROWS = breaking("scheduler/local", LocalScheduler).rows(
+    row("FirstWordsForLast", "Tells the first lines of a log for the last ones.", "scheduler.log.long",
+        start_worker=then(lambda result: setattr(result.process, "__class__", _FirstLines))),
+    row("LogsBeginAnew", "Writes over the log of the worker that had the role before.", "scheduler.log.kept",
+        start_worker=before(lambda gang, rank, folder: (folder / log_name(gang.job, rank)).unlink(missing_ok=True))),
+)  # fmt: skip
