@@ -26,6 +26,7 @@ SCRIPTS = (
     "rollout_processes",
     "episode_store",
     "reader_memory",
+    "memory",
     "shared_devices",
     "generation",
     "algorithms",
