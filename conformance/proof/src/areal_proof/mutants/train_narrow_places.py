@@ -23,6 +23,7 @@ from areal_proof.second.train.engine import SecondTrainEngine
 from areal_reference.train.engine import ReferenceTrainEngine
 from areal_torch import experts, export, hf, logprobs, lora
 from areal_torch.logprobs import _HeadLogProbs
+from areal_torch.state import Part
 
 breaks = breaking("train/reference", ReferenceTrainEngine)
 breaks_second = breaking("train/second", SecondTrainEngine)
@@ -79,6 +80,8 @@ ROWS = breaks.rows(
             said.update(lora_alpha=said["lora_alpha"] / said["r"])))),
     row("GatesNormalised", "Normalises the gates of recorded experts, also where the model does not.",
         "train.experts.gates", row="expert-replay", start=within(_always_normalised)),
+    row("SharesWhatItWrites", "Writes a state in the background from the tensors that are trained meanwhile.",
+        "train.background.late", begin_state=within(lambda: put(Part, copied=lambda self: self))),
     row("StateOfAnyBase", "Takes an adapter's state over whatever base.", "train.lora.state_of_base",
         start=within(lambda: put(lora, fingerprint=lambda _tensor: "any"))),
 )  # fmt: skip

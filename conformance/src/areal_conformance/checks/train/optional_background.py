@@ -14,6 +14,7 @@ from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.train.state import SCHEDULED, end_of, ends_equal, steps, without_effect
 from areal_conformance.oracles.spoil import files_at_most, tree
+from areal_conformance.oracles.starving import starving
 from areal_conformance.oracles.train_compare import same
 from areal_conformance.outcome import expect, raises
 from areal_core.contract.errors import ArealError, StorageError
@@ -26,6 +27,7 @@ EXACT = (*CLAIM, "checkpoint.exact")
 SINCE = (1, 2)
 _PATIENCE_S = 10.0
 _LOOK_S = 0.01
+TURNS = 4
 
 
 @check("train.background.exact", level=Level.SINGLE, law=4, spec=SPEC, requires=EXACT, since=SINCE)
@@ -66,6 +68,25 @@ def company(bench: TrainBench) -> None:
         for path, weights in ((begun, second), (late, first)):
             engine.load_state(path)
             same(f"weights of the {path.name} state", bench.witnessed(engine), weights)
+
+
+@check("train.background.late", level=Level.SINGLE, law=4, spec=SPEC, requires=EXACT, since=SINCE)
+def late(bench: TrainBench) -> None:
+    """A state that is written long after it was begun, for nobody lets its writer run, is the one that was begun."""
+    folder, model = bench.folder / "state", bench.model(hidden=128)
+    with bench.engine(*CLAIM, model=model, optimizer=SCHEDULED) as engine:
+        for turn in range(TURNS):
+            wanted = bench.witnessed(engine)
+            with starving() as starve:
+                _able(engine).begin_state(folder)
+                starve()
+                steps(bench, engine, turn, turn)
+            after = bench.witnessed(engine)
+            _able(engine).finish_state()
+            engine.load_state(folder)
+            same(f"weights of a state written during step {turn}", bench.witnessed(engine), wanted)
+            steps(bench, engine, turn, turn)
+            same(f"weights of step {turn}, from a state written during it", bench.witnessed(engine), after)
 
 
 @check("train.background.unseen", level=Level.SINGLE, law=4, spec=SPEC, requires=EXACT, since=SINCE)
