@@ -21,6 +21,7 @@ import psutil
 import runs
 
 from areal_core.loop.run_folder import RunFolder
+from areal_tasks.quickstart.quickstart import preset_path
 
 TASK, STEPS, PARTS, PERIOD_S = "spell", 5_000, 5, 0.25
 TARGET = 1.1
@@ -97,7 +98,7 @@ def main() -> int:
         areal = str(Path(sys.executable).with_name("areal"))
         settings = [f"model.path={model}", f"out={folder}", f"steps={steps}"]
         settings += ["evaluation.every_steps=0", "evaluation.before=false"]
-        seen = watch([areal, "train", str(runs.preset_path(TASK)), *settings], folder)
+        seen = watch([areal, "train", str(preset_path(TASK)), *settings], folder)
     sizes = {name: grown(samples, steps) for name, samples in seen.items()}
     ratios = {name: last / second for name, (second, last) in sizes.items()}
     worst = max(ratios, key=lambda name: ratios[name])
