@@ -1,12 +1,13 @@
-"""`areal` as a user runs it: a process, in a folder, with the distributions of a site."""
+"""`areal` as a user runs it: a process of its own, in a folder, with the distributions of a site."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+
+from .warm import warm_process
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 """`areal_command(site, folder)`: takes the words, and variables of the environment by name."""
@@ -18,7 +19,6 @@ def areal_command(site: Path, folder: Path) -> Run:
     def run(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
         inherited = {key: value for key, value in os.environ.items() if key != "AREAL_PLUGINS"}
         env = {**inherited, "PYTHONPATH": str(site), "COLUMNS": "200", **environ}
-        command = [sys.executable, "-m", "areal_core.cli.main", *words]
-        return subprocess.run(command, capture_output=True, text=True, env=env, cwd=folder, timeout=100)
+        return warm_process().run(words, env, folder)
 
     return run
