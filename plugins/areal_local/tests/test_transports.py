@@ -92,6 +92,27 @@ def test_versions_follow_each_other_and_each_is_its_own(make: Make) -> None:
         transport.release(offer)
 
 
+def test_every_version_has_the_names_and_shapes_it_was_sent_with(make: Make) -> None:
+    """Also where the one before had others that take as many bytes to tell and to hold, or the same ones."""
+    transport, taller, renamed = make(), {"a": torch.ones(2, 3), "b": torch.arange(4)}, {"a": torch.ones(2, 3)}
+    wider = {"a": torch.full((3, 2), 2.0), "b": torch.arange(4) + 1}
+    renamed |= {"c": torch.arange(4) + 2}
+    for version, tensors in enumerate((taller, taller, wider, renamed, taller), 1):
+        offer = transport.open(version)
+        send(transport, offer, tensors)
+        source = transport.source(offer)
+        received = receive(transport, offer)
+
+        assert [(spec.name, spec.shape) for spec in source.manifest.tensors] == [
+            (name, tuple(tensor.shape)) for name, tensor in tensors.items()
+        ]
+        assert source.manifest.version == version
+        assert received.keys() == tensors.keys()
+        assert all(torch.equal(received[name], tensor) for name, tensor in tensors.items())
+        source.close()
+        transport.release(offer)
+
+
 def test_two_offers_at_once_do_not_touch_each_other(make: Make) -> None:
     """An offer that is still open keeps its bytes while the next version is written."""
     transport = make()

@@ -76,7 +76,7 @@ def _copied(target: Tensor, source: Tensor) -> Iterator[memoryview]:
 
 def _done(jobs: Sequence[Callable[[], str]], size: int) -> list[str]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
-    others = min(MAX_THREADS, len(jobs), cores) - 1 if size >= _WORTH_A_THREAD else 0
+    others = min(MAX_THREADS, len(jobs), cores, size // _WORTH_A_THREAD) - 1
     found = [""] * len(jobs)
     todo = iter(range(len(jobs)))  # one for all threads: it gives each number once
 

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Mapping
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from torch import Tensor
 
 from areal_core.contract.errors import WeightSyncError
@@ -39,11 +39,13 @@ class SegmentLayout:
     json: bytes = field(repr=False)
 
     @classmethod
-    def of(cls, manifest: WeightManifest) -> SegmentLayout:
-        """Place every tensor of a manifest."""
+    def of(cls, manifest: WeightManifest, known: SegmentLayout | None = None) -> SegmentLayout:
+        """Place every tensor of a manifest; as in the layout `known`, where that is of the same tensors."""
         text = json.dumps(
             {"tensors": [[s.name, list(s.shape), s.dtype] for s in manifest.tensors], "tied": dict(manifest.tied)}
         ).encode()
+        if known is not None and known.json == text:
+            return evolve(known, manifest=manifest)
         offsets = {}
         end = _HEADER.size + len(text)
         for spec in manifest.tensors:
@@ -81,8 +83,8 @@ def check_ticket(mapped: mmap.mmap, version: int, ticket: int) -> None:
         raise WeightSyncError(f"version {version} cannot be written to its segment", why="its offer was released")
 
 
-def read_layout(mapped: mmap.mmap, version: int, ticket: int) -> SegmentLayout:
-    """Read a segment's header.
+def read_layout(mapped: mmap.mmap, version: int, ticket: int, known: SegmentLayout | None = None) -> SegmentLayout:
+    """Read a segment's header. What it says of tensors need not be read again if the layout `known` says the same.
 
     Raises:
         WeightSyncError: nothing readable is there, another version, another offer's, or no sense.
@@ -93,8 +95,11 @@ def read_layout(mapped: mmap.mmap, version: int, ticket: int) -> SegmentLayout:
         state = f"it holds version {found[2]} of another offer" if found[1] else "never finished, aborted or released"
         raise WeightSyncError(what, why=state)
     _, _, _, _, num_json, total = _HEADER.unpack_from(mapped)
+    text = mapped[_HEADER.size : _HEADER.size + num_json]
     try:
-        stored = json.loads(mapped[_HEADER.size : _HEADER.size + num_json])
+        if known is not None and (text, total) == (known.json, known.num_bytes):
+            return evolve(known, manifest=evolve(known.manifest, version=version))
+        stored = json.loads(text)
         specs = tuple(TensorSpec(name=n, shape=tuple(s), dtype=d) for n, s, d in stored["tensors"])
         layout = SegmentLayout.of(WeightManifest(version=version, tensors=specs, tied=dict(stored["tied"])))
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from areal_core.contract.errors import StorageError, WeightSyncError
-from areal_core.contract.weights import Offer, TensorSpec, WeightManifest
+from areal_core.contract.weights import Offer, WeightManifest
 from areal_local.transports.config import ShmConfig
 from areal_local.transports.layout import (
     READABLE,
@@ -134,12 +134,17 @@ class ShmTransport:
 
 
 class Mapped:
-    """The one segment a worker has mapped for one direction; mapped again only if it is another or grew."""
+    """The one segment a worker has mapped for one direction; mapped again only if it is another or grew.
+
+    `layout` is that of the last version in it: the next one almost always has the same tensors in the same places.
+    """
 
     def __init__(self, *, writable: bool) -> None:
         self._writable = writable
         self._key: tuple[str | int, str | int] | None = None
         self.mapping: mmap.mmap | None = None
+        self.layout: SegmentLayout | None = None
+        self._views: Mapping[str, Tensor] = {}
 
     def map(self, offer: Offer, size: int) -> mmap.mmap:
         """Return a mapping of the offer's segment; `size` bytes of it if writable, else all of it."""
@@ -153,7 +158,7 @@ class Mapped:
             kept = self._writable or sys.platform == "linux"
             if self.mapping is None or self._key != key or len(self.mapping) != length or not kept:
                 # Only let go of: who still reads or writes the other segment has a hold on its mapping.
-                self.mapping = self._key = None
+                self._let_go()
                 if not length:
                     raise WeightSyncError(f"version {offer.version} cannot be read", why="nothing was written yet")
                 self.mapping, self._key = map_segment(descriptor, length, writable=self._writable), key
@@ -161,13 +166,26 @@ class Mapped:
             os.close(descriptor)
         return self.mapping
 
+    def views(self, layout: SegmentLayout) -> Mapping[str, Tensor]:
+        """Return every tensor of the segment that was mapped last."""
+        assert self.mapping is not None
+        if self.layout is None or self.layout.json != layout.json:
+            self._views = {spec.name: layout.view(self.mapping, spec) for spec in layout.manifest.tensors}
+        self.layout = layout
+        return self._views
+
     def close(self) -> None:
         """Drop the mapping; if views of it are alive it goes with the last one."""
-        if self.mapping is not None:
+        mapping = self.mapping
+        self._let_go()
+        if mapping is not None:
             # Refused while somebody holds a view; the map is freed when the last view is.
             with contextlib.suppress(BufferError):
-                self.mapping.close()
-        self.mapping = self._key = None
+                mapping.close()
+
+    def _let_go(self) -> None:
+        self.mapping = self._key = self.layout = None
+        self._views = {}
 
 
 class _SegmentStore:
@@ -175,33 +193,30 @@ class _SegmentStore:
         self._mapped = mapped
         self._offer = offer
         self._map: mmap.mmap | None = None
-        self._layout: SegmentLayout | None = None
-        self._specs: dict[str, TensorSpec] = {}
+        self._views: Mapping[str, Tensor] = {}
 
     def begin(self, manifest: WeightManifest) -> None:
-        layout = SegmentLayout.of(manifest)
+        layout = SegmentLayout.of(manifest, self._mapped.layout)
         ticket = int(self._offer.location["ticket"])
         mapped = self._mapped.map(self._offer, layout.num_bytes)
         check_ticket(mapped, self._offer.version, ticket)
-        self._map, self._layout = mapped, layout
-        self._specs = {spec.name: spec for spec in manifest.tensors}
+        self._map, self._views = mapped, self._mapped.views(layout)
         layout.write_header(mapped, ticket=ticket, readable=False)
 
     def write(self, bucket: Mapping[str, Tensor]) -> Mapping[str, str]:
-        assert self._map is not None and self._layout is not None
-        pairs = [(self._layout.view(self._map, self._specs[name]), tensor) for name, tensor in bucket.items()]
-        return dict(zip(bucket, copy_proved(pairs), strict=True))
+        held = copy_proved((self._views[name], tensor) for name, tensor in bucket.items())
+        return dict(zip(bucket, held, strict=True))
 
     def seal(self) -> None:
         assert self._map is not None
         self._map[READABLE_OFFSET : READABLE_OFFSET + len(READABLE)] = READABLE
-        self._map = None
+        self._map, self._views = None, {}
 
     def discard(self) -> None:
         if self._map is not None:
             self._map[READABLE_OFFSET : READABLE_OFFSET + len(UNREADABLE)] = UNREADABLE
             drop(self._map)
-        self._map = None
+        self._map, self._views = None, {}
 
 
 @functools.cache
@@ -219,7 +234,8 @@ class ShmSource:
         self._offer = offer
         self._map: mmap.mmap | None = mapped.map(offer, 0)
         _hush()
-        self._layout = read_layout(self._map, offer.version, int(offer.location["ticket"]))
+        self._layout = read_layout(self._map, offer.version, int(offer.location["ticket"]), mapped.layout)
+        self._views = mapped.views(self._layout)
 
     @property
     def manifest(self) -> WeightManifest:
@@ -236,7 +252,7 @@ class ShmSource:
             raise WeightSyncError("the weight source was closed")
         mapped = self._map
         for specs in bucket_specs(self.manifest.tensors, int(self._offer.location["bucket_bytes"])):
-            yield {spec.name: self._layout.view(mapped, spec) for spec in specs}
+            yield {spec.name: self._views[spec.name] for spec in specs}
         if not is_readable(mapped, self._offer.version, int(self._offer.location["ticket"])):
             raise WeightSyncError(
                 f"version {self._offer.version} was released while it was read",
@@ -245,4 +261,4 @@ class ShmSource:
 
     def close(self) -> None:
         """Let go of the segment; the transport keeps the mapping for the next version. Idempotent."""
-        self._map = None
+        self._map, self._views = None, {}
