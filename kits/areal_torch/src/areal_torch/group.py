@@ -63,8 +63,10 @@ class ProcessRanks:
     data_ranks: Sequence[int]
 
     def gather(self, value: Any) -> list[Any]:
-        """Gather json: one all-gather when every value is under 4 KiB, two otherwise."""
+        """Gather json: one all-gather when every value is under 4 KiB, two otherwise; none by a rank that is alone."""
         payload = json.dumps(value).encode()
+        if self.size == 1:
+            return [json.loads(payload)]
         inline = self._all_gather(len(payload).to_bytes(_HEADER, "little") + payload[: _INLINE - _HEADER], _INLINE)
         lengths = [int.from_bytes(block[:_HEADER], "little") for block in inline]
         if max(lengths) <= _INLINE - _HEADER:
