@@ -108,7 +108,38 @@ def test_calls_of_one_turn_are_one_message() -> None:
     """What a batch of requests costs on its way is what one costs."""
     assert asyncio.run(calls(40, "abc")) == (1, [("abc", each) for each in range(40)])
     assert asyncio.run(calls(1, "abc"))[0] == 1
-    assert asyncio.run(calls(channel.MAX_MESSAGES_PER_TURN + 1, "abc"))[0] == 2
+    assert asyncio.run(calls(channel.MAX_BUNDLE + 1, "abc"))[0] == 2
+
+
+def test_a_bundle_leaves_others_their_turn() -> None:
+    """What a batch of answers begins is spread over turns of the loop, in order."""
+
+    async def run() -> tuple[list[int], int]:
+        turns: list[int] = []
+        number, done = 3 * channel.MAX_MESSAGES_PER_TURN, asyncio.Event()
+        turn = 0
+        with sockets("inproc") as (router, dealer):
+
+            def received(_frames: list[Frame]) -> None:
+                turns.append(turn)
+                if len(turns) == number:
+                    done.set()
+
+            server = Channel(router, received, num_plain=9, bundles=True, addressed=True)
+            client = Channel(dealer, lambda _frames: None, num_plain=9, bundles=True)
+            for _ in range(number):
+                client.send([b"x"])
+            while not done.is_set():
+                await asyncio.sleep(0)
+                turn += 1
+            client.close()
+            server.close()
+        return turns, max(turns.count(each) for each in turns)
+
+    turns, most = asyncio.run(run())
+
+    assert turns == sorted(turns)
+    assert most <= channel.MAX_MESSAGES_PER_TURN < len(turns)
 
 
 def test_a_tensor_is_sent_as_it_is_when_it_is_sent() -> None:

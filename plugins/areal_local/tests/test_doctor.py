@@ -196,24 +196,23 @@ def test_an_unknown_backend_is_an_error_of_its_own(areal: Run) -> None:
     assert "did you mean 'fsdp'?" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("engine", "said"),
-    [
-        ("raise RuntimeError('boom')", "RuntimeError: boom"),
-        ("import os; os.kill(os.getpid(), 11)", "killed by signal 11"),
-        ("import os; os._exit(3)", "exit code 3"),
-    ],
-)
-def test_deep_survives_an_engine_that_kills_its_process(areal: Run, site: Path, engine: str, said: str) -> None:
+def test_deep_survives_engines_that_kill_their_processes(areal: Run, site: Path) -> None:
     """An engine that raises, crashes or exits is an error of its own, and doctor goes on."""
-    plugin(site, "fatal", manifest_source("train", "fatal"), engine)
+    fatal = {
+        "raises": ("raise RuntimeError('boom')", "RuntimeError: boom"),
+        "crashes": ("import os; os.kill(os.getpid(), 11)", "killed by signal 11"),
+        "exits": ("import os; os._exit(3)", "exit code 3"),
+    }
+    for name, (engine, _) in fatal.items():
+        plugin(site, name, manifest_source("train", name), engine)
 
-    code, found = findings(areal, "--backend", "fatal", "--deep")
+    code, found = findings(areal, "--deep", AREAL_PLUGINS=",".join(fatal))
 
     assert code == 2
-    (fatal,) = [f for s, f in found.items() if "fatal" in s]
-    assert fatal["level"] == "error" and said in fatal["what"]
-    assert fatal["code"] == "AREAL-E103"
+    for name, (_, said) in fatal.items():
+        one = found[f"train backend {name} (areal-{name} 1.0)"]
+        assert (one["level"], one["code"]) == ("error", "AREAL-E103")
+        assert said in one["what"]
 
 
 def test_deep_runs_torch_and_loads_a_good_engine(areal: Run, site: Path) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,46 +19,7 @@ from areal_local.transports.shm import ShmTransport
 from areal_torch.owned_folder import OwnedFolder
 
 from .transfers import KINDS, Make, receipt_for, receive, send, some_tensors
-
-WRITER = """
-import os, sys, torch
-from areal_local.transports.config import DiskConfig, ShmConfig
-from areal_local.transports.disk import DiskTransport
-from areal_local.transports.shm import ShmTransport
-from areal_core.weights.tensors import manifest_of
-from areal_core.contract.weights import Offer
-
-kind, root, role = sys.argv[1:4]
-if kind == "disk":
-    transport = DiskTransport(DiskConfig(root=root))
-else:
-    transport = ShmTransport(ShmConfig(backing=kind, folder=root))
-tensors = {"w": torch.arange(100_000.0)}
-offer = transport.open(1) if role == "controller" else eval(sys.argv[4])
-sink = transport.sink(offer)
-sink.begin(manifest_of(tensors.items(), version=1))
-sink.write(tensors)
-if role == "finishes":
-    sink.finish()
-print("ready", flush=True)
-sys.stdin.readline()
-"""
-
-
-def start_writer(kind: str, root: Path, role: str, offer: Offer | None = None) -> subprocess.Popen[str]:
-    arguments = [sys.executable, "-c", WRITER, kind, str(root), role]
-    if offer is not None:
-        arguments.append(f"Offer(transport={offer.transport!r}, version=1, location={dict(offer.location)!r})")
-    writer = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert writer.stdout is not None
-    assert writer.stdout.readline() == "ready\n"
-    return writer
-
-
-def end(writer: subprocess.Popen[str], *, kill: bool) -> None:
-    if kill:
-        writer.send_signal(signal.SIGKILL)
-    writer.communicate("go on\n" if not kill else None, timeout=60)
+from .writer import start_writer
 
 
 def kind_of(offer: Offer) -> str:
@@ -75,7 +33,7 @@ def test_another_process_can_send(make: Make, tmp_path: Path) -> None:
     transport = make()
     offer = transport.open(1)
 
-    end(start_writer(kind_of(offer), tmp_path, "finishes", offer), kill=False)
+    start_writer(kind_of(offer), tmp_path, "finishes", offer).end(kill=False)
 
     assert torch.equal(receive(transport, offer)["w"], torch.arange(100_000.0))
 
@@ -84,7 +42,7 @@ def test_a_killed_sender_leaves_nothing_readable(make: Make, tmp_path: Path) -> 
     """kill -9 of the trainer in the middle of a transfer: unreadable, and gone with the release."""
     transport = make()
     offer = transport.open(1)
-    end(start_writer(kind_of(offer), tmp_path, "dies", offer), kill=True)
+    start_writer(kind_of(offer), tmp_path, "dies", offer).end(kill=True)
 
     with pytest.raises(WeightSyncError):
         transport.source(offer)
@@ -97,7 +55,7 @@ def test_a_killed_sender_leaves_nothing_readable(make: Make, tmp_path: Path) -> 
 def test_what_a_killed_controller_left_is_gone(kind: str, tmp_path: Path) -> None:
     """kill -9 of the controller: memory vanishes by itself, files with the next transport on the machine."""
     killed = start_writer(kind, tmp_path, "controller")
-    end(killed, kill=True)
+    killed.end(kill=True)
     if kind == "memory":
         assert list(tmp_path.iterdir()) == []
 
@@ -109,12 +67,12 @@ def test_what_a_killed_controller_left_is_gone(kind: str, tmp_path: Path) -> Non
 
     assert len(alive) == (0 if kind == "memory" else 1)
     assert list(tmp_path.iterdir()) == []
-    assert list(Path("/dev/shm").glob(f"areal-*-{killed.pid}-*")) == []
+    assert list(Path("/dev/shm").glob(f"areal-*-{killed.process.pid}-*")) == []
 
 
 def test_the_next_run_removes_what_a_killed_one_left_though_it_makes_no_file_itself(tmp_path: Path) -> None:
     """A run in memory after one in files; a folder of a live run, and what is not ours, stay."""
-    end(start_writer("file", tmp_path, "controller"), kill=True)
+    start_writer("file", tmp_path, "controller").end(kill=True)
     (orphan,) = tmp_path.iterdir()
     living = OwnedFolder(tmp_path, "areal-other")
     live = living.path.rename(tmp_path / "areal-shm-live")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -28,8 +29,11 @@ Receive = Callable[[list[Frame]], None]
 
 ZERO_COPY_BYTES = 1 << 16
 """Frames from this size on are handed to libzmq in place; below, a copy is cheaper."""
-MAX_MESSAGES_PER_TURN = 64
-"""So that a flood of messages does not starve the rest of the loop."""
+MAX_MESSAGES_PER_TURN = 8
+"""So that a flood of messages does not starve the rest of the loop: what each begins takes some tenths of a
+millisecond, and a step of training waits for ten turns."""
+MAX_BUNDLE = 64
+"""Messages in a bundle at most."""
 PIECE_BYTES = 1 << 16
 """Over TCP a frame travels in pieces of this size and a shorter last one. A larger one is refused before it is read:
 libzmq would take it from anybody, for it has one limit for all that arrives, before and after the handshake."""
@@ -163,6 +167,7 @@ class Channel:
         self._bundles, self._num_addresses = bundles, int(addressed)
         self._bundle: dict[Frame, list[Sequence[Frame]]] = {}
         self._bundled_bytes = 0
+        self._opened: deque[list[Frame]] = deque()  # messages of a bundle that wait for their turn
         self._loop = asyncio.get_running_loop()
         self._scheduled = False
         self._closed = False
@@ -190,7 +195,7 @@ class Channel:
         waiting = self._bundle.setdefault(address, [])
         waiting.append(frames[self._num_addresses :])
         self._bundled_bytes += size
-        if self._bundled_bytes >= BUNDLE_BYTES or len(waiting) == MAX_MESSAGES_PER_TURN:
+        if self._bundled_bytes >= BUNDLE_BYTES or len(waiting) == MAX_BUNDLE:
             self._send_bundles()
         return True
 
@@ -236,25 +241,23 @@ class Channel:
         self._scheduled = False
         with contextlib.suppress(zmq.Again):
             for _ in range(MAX_MESSAGES_PER_TURN):
-                if self._closed or not self._is_ready(zmq.POLLIN):
+                if self._closed or (frames := self._next()) is None:
                     return
-                frames = self._take()
-                last = frames[-1]
-                alone = len(frames) == self._num_addresses + 1
-                if self._bundles and alone and isinstance(last, bytes) and last.startswith(BUNDLE):
-                    self._open(frames[:-1], last)
-                    break
                 self._receive(frames)
             self._wake()
 
-    def _open(self, addresses: list[Frame], bundle: bytes) -> None:
-        try:
-            messages = _unpack(memoryview(bundle)[1:])
-        except msgspec.MsgspecError:
-            return  # no end of ours made it
-        for message in messages:
-            if not self._closed:
-                self._receive([*addresses, *message])
+    def _next(self) -> list[Frame] | None:
+        """Return the message that came first, whatever it came in; None if there is none."""
+        while not self._opened:
+            if not self._is_ready(zmq.POLLIN):
+                return None
+            *addresses, last = frames = self._take()
+            alone = len(addresses) == self._num_addresses
+            if not (self._bundles and alone and isinstance(last, bytes) and last.startswith(BUNDLE)):
+                return frames
+            with contextlib.suppress(msgspec.MsgspecError):  # no end of ours made it
+                self._opened.extend([*addresses, *message] for message in _unpack(memoryview(last)[1:]))
+        return self._opened.popleft()
 
     def _take(self) -> list[Frame]:
         frames: list[Frame] = []

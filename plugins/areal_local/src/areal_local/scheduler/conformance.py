@@ -43,7 +43,7 @@ async def _place(scheduler: Scheduler) -> tuple[Sequence[str], str]:
 
 
 async def _what_polls_raise(scheduler: Scheduler) -> dict[str, str]:
-    """Let two workers leave a call unanswered; return what a poll of each raises in the end, "" for nothing."""
+    """Let two workers answer nothing but the status; return what a poll of each raises in the end, "" for nothing."""
     (actor,), (rollout,) = await asyncio.gather(
         scheduler.submit(_job("actor", "train")), scheduler.submit(_job("rollout", "infer"))
     )
@@ -59,6 +59,8 @@ async def _what_polls_raise(scheduler: Scheduler) -> dict[str, str]:
         for _ in range(_LOOKS):
             if _raised(scheduler, "rollout"):
                 break
+            with contextlib.suppress(ArealError):  # as a run asks, whether it moves or not
+                await rollout.call("status", timeout_s=CALL_S)
             await asyncio.sleep(_BOUND_S / _LOOKS * 2)
         return {role: _raised(scheduler, role) for role in ("actor", "rollout")}
     finally:
