@@ -10,6 +10,7 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -26,6 +27,15 @@ def listening(pid: int | None = None) -> set[tuple[str, int]]:
     except psutil.Error:
         return set()
     return {(one.laddr.ip, one.laddr.port) for one in connections if one.status == psutil.CONN_LISTEN}
+
+
+def unix_sockets(pid: int) -> set[Path]:
+    """Return the paths of Unix sockets that a process is bound to; none if it is gone or not ours."""
+    try:
+        connections = psutil.Process(pid).net_connections("unix")
+    except psutil.Error:
+        return set()
+    return {Path(str(one.laddr)) for one in connections if str(one.laddr).startswith("/")}
 
 
 def pooled_threads() -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -24,6 +25,9 @@ from areal_core.contract.scheduler import Worker
 from areal_core.contract.train import RankContext, TrainSpec
 
 _AT_ONCE = 40
+_BURST = 300
+"""Calls that end together; more than any scheduler takes in one turn."""
+_BUSY_S = 0.3
 _OPEN_S = 5.0
 
 
@@ -113,6 +117,27 @@ async def at_once(bench: SchedulerBench) -> None:
     seen = [(end.output_ids, end.token_extras["gate"]) for end in ends]
     wrong = [number for number in range(_AT_ONCE) if seen[number] != ((number, number), f"gate {number}")]
     expect(not wrong, f"calls {wrong[:5]} got the replies {[seen[number] for number in wrong[:5]]}")
+
+
+@check("scheduler.calls.burst", level=Level.SINGLE, law=9, spec=CALL)
+async def burst(bench: SchedulerBench) -> None:
+    """Hundreds of calls that end while the controller is busy for a moment are all answered, though nobody asks more.
+
+    So are hundreds that it makes in one turn of its loop.
+    """
+    async with bench.scheduler() as scheduler:
+        (worker,) = await bench.start(scheduler, bench.job())
+        call = asking("wait", gate="all")
+        waiting = [bench.doing(worker.call("generate", call, timeout_s=CALL_S)) for _ in range(_BURST)]
+        try:
+            opened = bench.doing(ask(worker, "open", timeout_s=_OPEN_S, gate="all"))
+            await asyncio.sleep(_BUSY_S)  # the request leaves
+            time.sleep(_BUSY_S)  # noqa: ASYNC251  the controller is at something else when the answers come
+            await bench.soon(asyncio.gather(opened, *waiting), f"{_BURST} calls that ended together")
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.wait(waiting)
 
 
 @check("scheduler.calls.two_workers", level=Level.SINGLE, law=1, spec=CALL)
