@@ -78,21 +78,25 @@ class Quadratic(Weighted):
 
 
 class OfCandidates(Weighted):
-    """-sum of advantage * (weighted log-probs of the candidates, and a little of the token's own)."""
+    """-sum of advantage * (weighted log-probs of the candidates, a little of the token's own, and of the entropy)."""
 
     outputs = frozenset({Output.LOGPROBS, Output.CANDIDATE_LOGPROBS})
     columns = frozenset({"advantages", "loss_mask", CANDIDATES})
 
-    def __init__(self, own: float = 0.3) -> None:
-        """Let the token that was taken count `own`."""
+    def __init__(self, own: float = 0.3, entropy: float = 0.0) -> None:
+        """Let the token that was taken count `own`; an entropy that counts nothing is not asked for."""
         super().__init__(1.0)
-        self._own = own
+        self._own, self._entropy = own, entropy
+        if entropy:
+            self.outputs = self.outputs | {Output.ENTROPY}
 
     def loss(self, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> tuple[Tensor, Mapping[str, Sum]]:
         """Return the share of the loss; no metrics. Candidates count 1, 1/2, 1/3, ..."""
         judged = columns[Output.CANDIDATE_LOGPROBS]
         ranks = torch.arange(1, judged.shape[1] + 1, device=judged.device)
         gain = (judged / ranks).sum(1) + self._own * columns[Output.LOGPROBS]
+        if self._entropy:
+            gain = gain + self._entropy * columns[Output.ENTROPY]
         return -(batch.tokens["advantages"] * gain).sum() / normalizer, {}
 
 

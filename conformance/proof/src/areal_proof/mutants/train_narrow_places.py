@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from areal_core.contract.train import TrainSpec
+from areal_core.contract.train import CANDIDATES, TrainSpec
 from areal_proof.mutants.rows import Original, breaking, put, row, then, within
 from areal_proof.mutants.train_parts import parameters
 from areal_proof.mutants.train_precision import keep
@@ -24,6 +24,7 @@ from areal_reference.train.engine import ReferenceTrainEngine
 from areal_torch import experts, export, hf, logprobs, lora
 from areal_torch.logprobs import _HeadLogProbs
 from areal_torch.state import Part
+from areal_torch.weight_files import refuse_other_names
 
 breaks = breaking("train/reference", ReferenceTrainEngine)
 breaks_second = breaking("train/second", SecondTrainEngine)
@@ -80,6 +81,12 @@ ROWS = breaks.rows(
             said.update(lora_alpha=said["lora_alpha"] / said["r"])))),
     row("GatesNormalised", "Normalises the gates of recorded experts, also where the model does not.",
         "train.experts.gates", row="expert-replay", start=within(_always_normalised)),
+    row("OverlooksTensors", "Leaves out tensors of the folder that the model has no place for.",
+        "train.start.torn_model", start=within(lambda: put(hf, refuse_other_names=lambda path, missing, unknown:
+            refuse_other_names(path, missing, set())))),
+    row("AnswersInTheBatch", "Writes the most probable tokens it found into the batch that asked for them.",
+        "train.candidates.most_probable", forward=then(lambda batch, result: batch.tokens[CANDIDATES].copy_(
+            result.tokens[CANDIDATES]) if CANDIDATES in batch.tokens else None)),
     row("SharesWhatItWrites", "Writes a state in the background from the tensors that are trained meanwhile.",
         "train.background.late", begin_state=within(lambda: put(Part, copied=lambda self: self))),
     row("StateOfAnyBase", "Takes an adapter's state over whatever base.", "train.lora.state_of_base",
@@ -105,6 +112,21 @@ def PiecesAddedInHalf(original: Original) -> Any:
         return tuple(total)
 
     with put(_HeadLogProbs, backward=added):
+        return original()
+
+
+@breaks("train_step", "train.candidates.gradient")
+def EntropyHidesCandidates(original: Original) -> Any:
+    """Gives the token that was taken alone a gradient as soon as an objective has entropy in it."""
+    backward = _HeadLogProbs.backward
+
+    def first_alone(ctx: Any, *grads: Tensor | None) -> Any:
+        logprobs, entropy = grads
+        if logprobs is not None and entropy is not None:
+            logprobs = torch.cat([logprobs[:, :1], torch.zeros_like(logprobs[:, 1:])], 1)
+        return backward(ctx, logprobs, entropy)
+
+    with put(_HeadLogProbs, backward=first_alone):
         return original()
 
 

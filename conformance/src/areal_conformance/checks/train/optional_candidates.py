@@ -71,8 +71,10 @@ def most_probable(bench: TrainBench) -> None:
         kept = naming(batch, count, seed=count).tokens[CANDIDATES]
         some = torch.arange(batch.num_tokens) % 3 == 0
         batch = batch.with_tokens(**{CANDIDATES: torch.where(some[:, None], kept, batch.tokens[CANDIDATES])})
+        given = batch.tokens[CANDIDATES].clone()
         with bench.engine("candidates", model=model, max_tokens_per_microbatch=budget) as engine:
             got = engine.forward(batch, ASKED)
+        expect(torch.equal(batch.tokens[CANDIDATES], given), "what was found was written into the batch that was given")
         found = got.tokens[CANDIDATES]
         expect(found.dtype == torch.int32, f"the candidates found are {found.dtype}, expected torch.int32")
         free = batch.tokens["loss_mask"] & (batch.positions > 0) & ~some
@@ -102,7 +104,7 @@ def _is_most_probable(bench: TrainBench, oracle: Oracle, batch: Batch, found: Te
 
 @_check("train.candidates.gradient", law=6)
 def gradient(bench: TrainBench) -> None:
-    """A step on an objective over candidates has the gradient of plain autograd, for every kind of model."""
+    """A step on an objective over candidates, with entropy and without, has the gradient of plain autograd."""
     for kind in bench.target.adapter.models:
         batch = naming(bench.batch(), 4, seed=1)
         one_step(bench, bench.model(kind=kind), batch, OfCandidates())
@@ -110,6 +112,7 @@ def gradient(bench: TrainBench) -> None:
         batch = naming(bench.batch([*shapes_drawn(budget, 6), "01"], seed=budget), 3, seed=budget)
         fields = {"temperature": temperature, "max_tokens_per_microbatch": budget}
         one_step(bench, bench.model(hidden=32), batch, OfCandidates(own=0.0), **fields)
+        one_step(bench, bench.model(hidden=32), batch, OfCandidates(entropy=0.5), **fields)
 
 
 @_check("train.candidates.off_mask", law=6)

@@ -212,7 +212,7 @@ def fails(engine: TrainEngine, sink: RecordingSink, kind: type[ArealError], what
 
 @check("train.send.flipped", level=Level.SINGLE, law=7, spec=SPEC)
 def flipped(bench: TrainBench) -> None:
-    """One bit flipped in any one tensor is a FingerprintMismatch, and the sink is aborted."""
+    """One bit flipped in any tensor, at the end of megabytes too, is a FingerprintMismatch, and the sink is aborted."""
     with bench.engine() as engine:
         good = bench.sent(engine)
         names = list(good)
@@ -225,6 +225,16 @@ def flipped(bench: TrainBench) -> None:
 
             fails(engine, RecordingSink(20_000, spoil), FingerprintMismatch, f"a bit flipped in {target}")
         same("sent after three failures", bench.sent(engine), good)
+    wide = bench.model(hidden=16, layers=1, heads=2, kv_heads=1, vocab_size=70_001)
+    with bench.engine(model=wide) as engine:
+        largest = max(bench.sent(engine).items(), key=lambda item: item[1].nbytes)[0]
+
+        def spoil_end(name: str, tensor: Tensor) -> Tensor:
+            if name == largest:
+                tensor.view(torch.uint8).view(-1)[-1] ^= 1
+            return tensor
+
+        fails(engine, RecordingSink(1 << 20, spoil_end), FingerprintMismatch, f"the last bit flipped in {largest}")
 
 
 @check("train.send.coverage", level=Level.SINGLE, law=7, spec=SPEC)

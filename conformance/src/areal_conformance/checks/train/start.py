@@ -78,7 +78,7 @@ def missing_model(bench: TrainBench) -> None:
 
 @check("train.start.torn_model", level=Level.SINGLE, law=8, spec=SPEC)
 def torn_model(bench: TrainBench) -> None:
-    """Weights that are torn, incomplete, or of another shape than the config are a ModelError, never made up."""
+    """Weights torn, incomplete, too many, or of other shapes than the config are a ModelError, never made up."""
 
     def truncate(folder: Path) -> None:
         file = folder / "model.safetensors"
@@ -100,8 +100,14 @@ def torn_model(bench: TrainBench) -> None:
         config.pop("layer_types", None)
         (folder / "config.json").write_text(json.dumps(config))
 
+    def add(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        tensors["model.layers.0.self_attn.k_scale.weight"] = tensors[sorted(tensors)[0]].clone()
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
     for what, spoil in (
         ("half a weight file", truncate),
+        ("a tensor the config has no place for", add),
         ("a tensor missing", lose),
         ("a config of other shapes", grow),
         ("a config with one more layer", deepen),
