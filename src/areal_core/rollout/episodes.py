@@ -37,6 +37,10 @@ class Deadline(Protocol):
         """Tell whether its time is over."""
 
 
+class RowRejected(Exception):
+    """The workflow rejected the row of an episode that others need."""
+
+
 @frozen(kw_only=True)
 class EpisodeOrder:
     """What to run: one member of one group, or one evaluation prompt.
@@ -87,12 +91,13 @@ class EpisodeRunner:
         self._prepare = prepare
         self._store, self._version = store, version
 
-    async def run(self, order: EpisodeOrder, deadline: Deadline) -> tuple[Episode | None, int]:
+    async def run(self, order: EpisodeOrder, deadline: Deadline, *, needed: bool = False) -> tuple[Episode | None, int]:
         """Return the episode, None if the workflow rejected the row; and how many tokens its last try generated.
 
         Raises:
             EpisodeFailed: the workflow raised, or returned something that cannot be trained on.
             NoReplica: no episode can be made any more, by anyone.
+            RowRejected: the workflow rejected the row, and an episode is `needed`.
         """
         started = time.time()
         for attempt in range(self._retries + 1):
@@ -104,7 +109,6 @@ class EpisodeRunner:
                 result = await self._workflow.arun_episode(session, order.row)
                 episode = await self._prepared(order, _episode(result, order))
                 self._tell(order, session, started, episode)
-                return episode, session.num_generated
             except NoReplica:
                 raise
             except asyncio.CancelledError:
@@ -116,6 +120,10 @@ class EpisodeRunner:
                     self._tell(order, session, started, None, str(failure))
                     raise failure from exc
                 self.on_event("episode_retried", task_id=order.task_id, member=order.member, error=str(exc))
+            else:
+                if needed and episode is None:
+                    raise RowRejected
+                return episode, session.num_generated
             finally:
                 self.num_generated += session.num_generated
                 await session.close()

@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 
 from areal_core.contract.data import Episode
 from areal_core.plugins.episodes import KeptGroup
-from areal_core.rollout.episodes import Deadline, EpisodeOrder, EpisodeRunner
+from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner, RowRejected
 from areal_core.rollout.tasks import Task
 
 
@@ -38,10 +38,6 @@ class EpisodeGroup:
         return min((version for version in self.oldest_versions if version is not None), default=None)
 
 
-class _Rejected(Exception):
-    """A member was rejected: ends its siblings."""
-
-
 async def run_group(runner: EpisodeRunner, task: Task, group_size: int) -> EpisodeGroup | None:
     """Run every member of a group at once; None if the workflow rejected one of them.
 
@@ -63,26 +59,19 @@ async def run_group(runner: EpisodeRunner, task: Task, group_size: int) -> Episo
     ]
     try:
         async with runner.deadline(task.task_id) as deadline, asyncio.TaskGroup() as scope:
-            members = [scope.create_task(_member(runner, order, deadline)) for order in orders]
+            members = [scope.create_task(runner.run(order, deadline, needed=True)) for order in orders]
     except BaseExceptionGroup as failures:
         first = failures.exceptions[0]
-        if isinstance(first, _Rejected):
+        if isinstance(first, RowRejected):
             return None
         raise first from first.__cause__
-    results = [member.result() for member in members]
+    episodes = tuple(episode for member in members if (episode := member.result()[0]) is not None)
     return EpisodeGroup(
         task=task,
-        episodes=tuple(episode for episode, _, _ in results),
-        num_generated=sum(num_generated for _, num_generated, _ in results),
-        oldest_versions=tuple(oldest for _, _, oldest in results),
+        episodes=episodes,
+        num_generated=sum(member.result()[1] for member in members),
+        oldest_versions=tuple(map(oldest_version, episodes)),
     )
-
-
-async def _member(runner: EpisodeRunner, order: EpisodeOrder, deadline: Deadline) -> tuple[Episode, int, int | None]:
-    episode, num_generated = await runner.run(order, deadline)
-    if episode is None:
-        raise _Rejected
-    return episode, num_generated, oldest_version(episode)
 
 
 def kept_group(kept: KeptGroup, task: Task) -> EpisodeGroup:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from attrs import evolve
@@ -20,6 +21,8 @@ from areal_core.contract.optional import ToolParse
 from areal_core.contract.trajectory import NO_VERSION
 from areal_core.contract.workflow import RewardInput, RewardResult, Tokenizer
 from areal_core.plugins.extensions import RewardPool
+
+_NO_EXTRAS: Mapping[str, Any] = MappingProxyType({})  # one for all: a hundred thousand requests may be in flight
 
 
 def derive_seed(*parts: object) -> int:
@@ -63,7 +66,7 @@ class PoolSession:
         self.tokenizer = source.tokenizer
         self.image_token_id = source.image_token_id
         self.num_generated = 0
-        self.turns: list[tuple[GenerationRequest, Generation]] = []
+        self.turns: tuple[tuple[GenerationRequest, Generation], ...] = ()
         """What was asked and generated, in the order of the answers."""
         self.last_reward: RewardResult | None = None
         self._name = name
@@ -95,7 +98,7 @@ class PoolSession:
             input_ids=tuple(input_ids),
             sampling=chosen,
             structure=structure,
-            extras={IMAGES: tuple(images)} if images else {},
+            extras={IMAGES: tuple(images)} if images else _NO_EXTRAS,
             adapter=adapter,
         )
         task = self._begin()
@@ -107,7 +110,7 @@ class PoolSession:
             spans = [evolve(span, version=NO_VERSION) for span in generation.version_spans]
             generation = evolve(generation, version_spans=spans)
         self.num_generated += len(generation.output_ids)
-        self.turns.append((request, generation))
+        self.turns += ((request, generation),)
         return generation
 
     async def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolParse:

@@ -14,7 +14,7 @@ from areal_core.contract.ids import TaskId
 from areal_core.contract.inference import Generation, GenerationRequest, SamplingParams, VersionSpan
 from areal_core.fleet.pool import InferencePool
 from areal_core.fleet.replica import Replica
-from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner
+from areal_core.rollout.episodes import Deadline, EpisodeOrder, EpisodeRunner, RowRejected
 from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.groups import EpisodeGroup
 from areal_core.rollout.session import PoolSession, PoolSessions
@@ -26,9 +26,9 @@ from .part import broken
 class _ZeroReward(EpisodeRunner):
     """Turns an error into an episode of reward 0."""
 
-    async def run(self, order: EpisodeOrder, deadline: asyncio.Timeout) -> tuple[Episode | None, int]:
+    async def run(self, order: EpisodeOrder, deadline: Deadline, *, needed: bool = False) -> tuple[Episode | None, int]:
         try:
-            return await super().run(order, deadline)
+            return await super().run(order, deadline, needed=needed)
         except EpisodeFailed:
             other = attrs.evolve(order, row={**order.row, "number": -1})
             episode, tokens = await super().run(other, deadline)
@@ -40,11 +40,11 @@ class _ZeroReward(EpisodeRunner):
 class _Silent(EpisodeRunner):
     """Turns an error into a rejection."""
 
-    async def run(self, order: EpisodeOrder, deadline: asyncio.Timeout) -> tuple[Episode | None, int]:
+    async def run(self, order: EpisodeOrder, deadline: Deadline, *, needed: bool = False) -> tuple[Episode | None, int]:
         try:
-            return await super().run(order, deadline)
+            return await super().run(order, deadline, needed=needed)
         except EpisodeFailed:
-            return None, 0
+            raise RowRejected from None
 
 
 def _with_runner(executor: RolloutExecutor, kind: type[EpisodeRunner]) -> None:
@@ -110,13 +110,13 @@ class RetriesWithOtherSeeds(PoolSessions):
 class _AnyReward(EpisodeRunner):
     """Lets every reward pass."""
 
-    async def run(self, order: EpisodeOrder, deadline: asyncio.Timeout) -> tuple[Episode | None, int]:
+    async def run(self, order: EpisodeOrder, deadline: Deadline, *, needed: bool = False) -> tuple[Episode | None, int]:
         try:
-            return await super().run(order, deadline)
+            return await super().run(order, deadline, needed=needed)
         except EpisodeFailed as error:
             if "reward" not in str(error):
                 raise
-            return None, 0
+            raise RowRejected from None
 
 
 @broken("executor", "loop.failures.bad_reward")

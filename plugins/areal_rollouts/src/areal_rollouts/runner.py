@@ -14,7 +14,7 @@ from areal_core.contract.data import Episode
 from areal_core.contract.errors import ArealError, CodecError, DatasetError
 from areal_core.plugins.episodes import EndedEpisode
 from areal_core.plugins.episodes import Ending as HowItEnded
-from areal_core.rollout.episodes import Deadline, EpisodeOrder, EpisodeRunner
+from areal_core.rollout.episodes import Deadline, EpisodeOrder, EpisodeRunner, RowRejected
 from areal_local.rewards.messages import carried
 from areal_rollouts.messages import Ending, Made, Make
 from areal_rollouts.process import Process, ProcessLost
@@ -28,11 +28,11 @@ class ProcessRunner(EpisodeRunner):
         super().__init__(**given)
         self._routing = routing
 
-    async def run(self, order: EpisodeOrder, deadline: Deadline) -> tuple[Episode | None, int]:
+    async def run(self, order: EpisodeOrder, deadline: Deadline, *, needed: bool = False) -> tuple[Episode | None, int]:
         """Have a process make the episode; another one, from its beginning, if that process is lost.
 
         Raises:
-            EpisodeFailed, NoReplica: as the core's runner does.
+            EpisodeFailed, NoReplica, RowRejected: as the core's runner does.
             WorkerError: no process is left.
             DatasetError: the row does not travel.
         """
@@ -47,6 +47,8 @@ class ProcessRunner(EpisodeRunner):
             heard(made)
             if isinstance(made.outcome, ArealError):
                 raise made.outcome
+            if needed and made.outcome is None:
+                raise RowRejected
             return made.outcome, made.num_generated
 
     async def _make(self, process: Process, message: Any, deadline: Deadline, heard: Any) -> Made:  # Any: functions
