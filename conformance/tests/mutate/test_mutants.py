@@ -93,6 +93,26 @@ def test_the_cheapest_check_comes_first() -> None:
     assert coverage.checks_at(source, seen) == ("slow",)
 
 
+def test_what_runs_at_import_alone_is_looked_at_by_whoever_imports_it() -> None:
+    """A field of settings, a constant of a module whose functions no check runs; a line in a function is not."""
+    source = source_of("from attrs import frozen\n\nROOM = 1024\n\n@frozen\nclass Options:\n    slots: int = 4\n")
+    coverage = Coverage()
+    for name, seconds, path in (("slow", 3.0, source.path), ("quick", 0.1, source.path), ("other", 0.0, Path("/x"))):
+        coverage.made[name] = Made(check=name, outcome="pass", seconds=seconds)
+        coverage.lines[name] = {path: {1, 3, 5, 6, 7}}
+
+    assert coverage.checks_at(source, one(source, "default", "4")) == ("quick", "slow")
+    assert coverage.checks_at(source, one(source, "constant", "1024")) == ("quick", "slow")
+
+    source = source_of()
+    coverage.lines = {"slow": {source.path: {1, 4, 5}}, "quick": {source.path: {1, 4, 5, 8}}}
+    assert coverage.checks_at(source, one(source, "constant", "1024")) == ("quick",)
+    coverage.drop(Made(check="quick", outcome="fail", seconds=0.0))
+    assert coverage.checks_at(source, one(source, "constant", "1024")) == ("slow",)
+    assert coverage.checks_at(source, one(source, "default", "3")) == ("slow",)
+    assert coverage.checks_at(source, one(source, "boundary", "left < 1")) == ()
+
+
 def test_statements_no_check_runs() -> None:
     """First lines of statements in functions, of several lines too; neither texts nor what is outside of functions."""
     source = source_of(TEXT.replace("        if left < 1:", '        """Stop."""\n        if left < 1:'))

@@ -1,7 +1,7 @@
 """Which checks run which lines of a backend, and how long each takes: one pass over the backend as it is.
 
 Every check is made in a process of its own, so its lines are its own, also those of processes that it starts. Lines
-that run while a module is imported are not counted: they are everybody's.
+that run while a module is imported are run by every check that imports it, and say little: functions count first.
 
 Knows: how lines become the checks that look at a mutant.
 Does not know: how a line is seen (`hook`).
@@ -52,10 +52,11 @@ class Coverage:
         """Return the passing checks that run a mutant's statement, the cheapest first.
 
         What runs while the module is imported, a constant or the default of an argument, is looked at by the checks
-        that run the function it is a default of, or any function of the module; all of them for a module without.
+        that run the function it is a default of, or any function of the module; where no check runs one, by all that
+        import it: the fields of a class of settings are read elsewhere, and a mutant is imported anew.
         """
-        wanted = watched_lines(source, mutant)
-        found = [key for key, files in self.lines.items() if files.get(source.path, set()) & wanted]
+        found = self._running(source, watched_lines(source, mutant))
+        found = found or self._running(source, imported_lines(source, mutant))
         return tuple(sorted(found, key=lambda key: self.made[key].seconds))
 
     def unrun(self, source: Source) -> tuple[int, ...]:
@@ -63,6 +64,9 @@ class Coverage:
         run = {line for files in self.lines.values() for line in files.get(source.path, ())}
         found = [node for node in ast.walk(source.tree) if isinstance(node, ast.stmt) and not _says_nothing(node)]
         return tuple(sorted({n.lineno for n in found if source.function(n) is not None and not _head(source, n) & run}))
+
+    def _running(self, source: Source, wanted: set[int]) -> list[str]:
+        return [key for key, files in self.lines.items() if files.get(source.path, set()) & wanted]
 
     def drop(self, made: Made) -> None:
         """Use a check no more: it ended otherwise than before on the backend as it is."""
@@ -76,6 +80,12 @@ def watched_lines(source: Source, mutant: Mutant) -> set[int]:
     return {line for node in nodes for line in _watched(source, node)}
 
 
+def imported_lines(source: Source, mutant: Mutant) -> set[int]:
+    """Return the lines of a mutant's statements that run while the module is imported; none of those in functions."""
+    nodes = [node for node in (mutant.change.node, *mutant.change.beside) if source.function(node) is None]
+    return {line for node in nodes for line in _head(source, source.statement(node))}
+
+
 def _watched(source: Source, node: Spot) -> set[int]:
     if source.function(node) is not None:
         return _head(source, source.statement(node))
@@ -83,8 +93,6 @@ def _watched(source: Source, node: Spot) -> set[int]:
     if isinstance(owner, ast.FunctionDef | ast.AsyncFunctionDef):
         return _body(owner)
     functions = [one for one in ast.walk(source.tree) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
-    if not functions:
-        return set(range(1, source.text.count(b"\n") + 2))
     return {line for one in functions for line in _body(one)}
 
 
