@@ -25,7 +25,8 @@ from areal_core.contract.errors import (
     WorkerDied,
     WorkerTimeout,
 )
-from areal_core.contract.inference import PauseMode
+from areal_core.contract.ids import RequestId
+from areal_core.contract.inference import Generation, GenerationRequest, PauseMode, SamplingParams, VersionSpan
 from areal_core.contract.weights import Receipt
 from areal_core.fleet.pool import InferencePool
 from areal_core.fleet.weight_sync import WeightSync
@@ -36,11 +37,17 @@ from areal_local.transports.shm import ShmTransport
 class Run:
     """A trainer of two ranks, a fleet, and the sync between them."""
 
-    def __init__(self, num_replicas: int = 2, pause: PauseMode | None = None, staged: bool = True) -> None:
+    def __init__(
+        self,
+        num_replicas: int = 2,
+        pause: PauseMode | None = None,
+        staged: bool = True,
+        kind: type[ReceivingWorker] = ReceivingWorker,
+    ) -> None:
         self.transport = ShmTransport()
         tensors = {"embed.weight": torch.zeros(10, 4), "frozen.weight": torch.ones(3)}
         self.trainers = [SendingWorker(f"actor/{rank}", self.transport, tensors) for rank in range(2)]
-        self.replicas = [ReceivingWorker(f"rollout/{n}", self.transport, list(tensors)) for n in range(num_replicas)]
+        self.replicas = [kind(f"rollout/{n}", self.transport, list(tensors)) for n in range(num_replicas)]
         self.pool = InferencePool(self.replicas)
         self.sync = WeightSync(
             trainers=self.trainers,
@@ -445,3 +452,55 @@ def test_catching_up_waits_for_a_step_to_end(runs: list[Run]) -> None:
     assert asyncio.run(test(run)) == (True, None)
     run.assert_all_serve(2)
     assert run.trainers[0].calls == ["send_weights"] * 2
+
+
+class _Asked(ReceivingWorker):
+    """A replica that is asked for tokens while it commits; `order` has what every replica did."""
+
+    order: list[str]
+    pool: InferencePool
+    asked: list[asyncio.Task[Generation]]
+
+    def do_commit_weights(self, version: int) -> None:
+        """Commit; somebody asks the pool meanwhile."""
+        super().do_commit_weights(version)
+        self.order.append("commit")
+        self.asked.append(asyncio.ensure_future(self.pool.generate(_REQUEST)))
+
+    def do_resume(self) -> None:
+        """Note it."""
+        super().do_resume()
+        self.order.append("resume")
+
+    def do_generate(self, _request: GenerationRequest) -> Generation:
+        """Give a token of the version that serves."""
+        self.order.append("generate")
+        span = VersionSpan(start=0, stop=1, version=self.version)
+        return Generation(output_ids=[7], logprobs=[-1.0], version_spans=[span], stop_reason="length")
+
+
+_REQUEST = GenerationRequest(request_id=RequestId("r"), input_ids=(5,), sampling=SamplingParams(max_new_tokens=1))
+
+
+@pytest.mark.parametrize("pause", [None, PauseMode.KEEP, PauseMode.ABORT])
+@pytest.mark.parametrize("staged", [True, False])
+def test_no_request_begins_while_replicas_flip(runs: list[Run], pause: PauseMode | None, staged: bool) -> None:
+    """Whoever asks during the commit is served when all replicas have committed, and go on."""
+
+    async def scene() -> tuple[list[str], set[int]]:
+        run = Run(3, pause, staged, _Asked)
+        runs.append(run)
+        order, asked = list[str](), list[asyncio.Task[Generation]]()
+        for replica in run.replicas:
+            vars(replica).update(order=order, pool=run.pool, asked=asked)
+        run.train()
+        await run.sync.update(1)
+        made = await asyncio.gather(*asked)
+        return order, {one.version_spans[0].version for one in made}
+
+    order, versions = asyncio.run(scene())
+
+    began = order.index("generate")
+    assert "commit" not in order[began:]
+    assert "resume" not in order[began:]
+    assert (order.count("generate"), versions) == (3, {1})

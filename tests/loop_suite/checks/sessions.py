@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import expect
 from areal_core.contract.inference import SamplingParams
-from areal_core.contract.trajectory import from_generation
+from areal_core.contract.trajectory import NO_VERSION, from_generation
 
 if TYPE_CHECKING:
     from areal_core.contract.workflow import Session
@@ -78,3 +78,34 @@ async def turns_differ(bench: LoopBench) -> None:
     others = dict(await _seeds(bench, seed=2))
     shared = {s for seeds in own.values() for s in seeds} & {s for seeds in others.values() for s in seeds}
     expect(not shared, f"a run of another seed shares {len(shared)} seeds with this one")
+
+
+class _Asking:
+    """A workflow that asks the policy and an adapter by turns, and keeps what it was given."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[str, tuple[int, ...]]] = []
+
+    async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Any:
+        """Generate five turns; the last one, of the policy, is trained on. Any: as in the contract."""
+        context = list(data["input_ids"])
+        for adapter in ("", "critic", "critic", "", ""):
+            made = await engine.generate(context, adapter=adapter)
+            self.given.append((adapter, tuple(span.version for span in made.version_spans)))
+        return from_generation(context, made, 1.0)
+
+
+@check("loop.session.adapters_apart", level=Level.LOOP, law=2, spec="workflow#adapters")
+async def adapters_apart(bench: LoopBench) -> None:
+    """What an adapter says is of no version of the policy, in every turn; what the policy says is of its own."""
+    workflow = _Asking()
+    async with bench.rollouts(
+        prompts=1, group=2, staleness=0, workflow=workflow, num_rows=1, length=lambda _request: 4
+    ) as side:
+        for version in range(3):
+            workflow.given.clear()
+            await side.step()
+            expect(len(workflow.given) == 10, f"two episodes of five turns were made, of {len(workflow.given)}")
+            for adapter, versions in workflow.given:
+                wanted = (NO_VERSION,) if adapter else (version,)
+                expect(versions == wanted, f"{adapter or 'the policy'} answered at version {version}, told {versions}")

@@ -1,0 +1,48 @@
+"""Broken loops: answers in parts that are not put together, and adapters whose words count as the policy's.
+
+Knows: how one part of the loop is put in the place of the core's own.
+Does not know: how it is caught.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import evolve
+
+from areal_core.contract.inference import Generation, GenerationRequest, SamplingParams
+from areal_core.fleet.pool import InferencePool
+from areal_core.rollout.session import PoolSession, PoolSessions
+
+from .part import broken
+
+
+@broken("pool", "loop.pool.in_parts", row="token-fidelity")
+class ColumnsOfWholeAnswersOnly(InferencePool):
+    """Leaves out what engines told of the tokens of an answer whose versions differ."""
+
+    async def generate(self, request: GenerationRequest, *, affinity: Sequence[str] = ()) -> Generation:
+        made = await super().generate(request, affinity=affinity)
+        return made if len(made.version_spans) == 1 else evolve(made, token_extras={})
+
+
+class _Stamped(PoolSession):
+    """Stamps everything with a version of the policy."""
+
+    __slots__ = ()
+
+    async def generate(self, input_ids: Sequence[int], sampling: SamplingParams | None = None, **more: Any) -> Any:
+        made = await super().generate(input_ids, sampling, **more)
+        spans = [evolve(span, version=max(0, span.version)) for span in made.version_spans]
+        return evolve(made, version_spans=spans)
+
+
+@broken("sessions", "loop.session.adapters_apart")
+class AdaptersAreThePolicy(PoolSessions):
+    """Takes what an adapter says for the words of the policy."""
+
+    def open(self, **given: Any) -> PoolSession:
+        made = super().open(**given)
+        made.__class__ = _Stamped
+        return made
