@@ -103,8 +103,11 @@ def test_what_runs_at_import_alone_is_looked_at_by_whoever_imports_it() -> None:
 
     assert coverage.checks_at(source, one(source, "default", "4")) == ("quick", "slow")
     assert coverage.checks_at(source, one(source, "constant", "1024")) == ("quick", "slow")
+    coverage.in_memory = {source.path}
+    assert coverage.checks_at(source, one(source, "constant", "1024")) == ("other", "quick", "slow")
 
     source = source_of()
+    coverage.in_memory = set()
     coverage.lines = {"slow": {source.path: {1, 4, 5}}, "quick": {source.path: {1, 4, 5, 8}}}
     assert coverage.checks_at(source, one(source, "constant", "1024")) == ("quick",)
     coverage.drop(Made(check="quick", outcome="fail", seconds=0.0))

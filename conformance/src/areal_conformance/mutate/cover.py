@@ -43,6 +43,8 @@ class Coverage:
     made: dict[str, Made] = field(factory=dict)
     lines: dict[str, dict[Path, set[int]]] = field(factory=dict)
     """Check -> file -> lines."""
+    in_memory: set[Path] = field(factory=set)
+    """What had been imported when the lines of a check began to be seen; every check imports it by itself later."""
 
     def files(self) -> set[Path]:
         """Return every file that some check ran."""
@@ -56,7 +58,8 @@ class Coverage:
         import it: the fields of a class of settings are read elsewhere, and a mutant is imported anew.
         """
         found = self._running(source, watched_lines(source, mutant))
-        found = found or self._running(source, imported_lines(source, mutant))
+        if not found and (at_import := imported_lines(source, mutant)):
+            found = list(self.lines) if source.path in self.in_memory else self._running(source, at_import)
         return tuple(sorted(found, key=lambda key: self.made[key].seconds))
 
     def unrun(self, source: Source) -> tuple[int, ...]:

@@ -185,6 +185,7 @@ def _cover(work: _Work, scope: Scope, checks: Sequence[str]) -> None:
         name = named(scope, path)
         if name is not None:
             work.sources[name] = Source.read(name, path)
+    work.coverage.in_memory = {work.sources[name].path for name in work.loaded if name in work.sources}
 
 
 def _trials(work: _Work, drawn: Sequence[Mutant], triage: Triage) -> Iterator[Row]:
