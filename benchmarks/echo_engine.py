@@ -1,4 +1,4 @@
-"""A user's file with engines that do nothing: what is left of a call is the call. Used by `rpc`, `long_batch`."""
+"""A user's file with engines that do nothing: what is left of a call is the call."""
 
 from __future__ import annotations
 
@@ -31,6 +31,18 @@ class EchoEngine:
 
     async def close(self) -> None:
         """Do nothing."""
+
+
+class LongEchoEngine(EchoEngine):
+    """Answers with as many tokens as it may."""
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        """Count up."""
+        number = request.sampling.max_new_tokens
+        span = VersionSpan(start=0, stop=number, version=0)
+        return Generation(
+            output_ids=range(number), logprobs=(-0.5,) * number, version_spans=(span,), stop_reason=StopReason.STOP
+        )
 
 
 class EchoTrainer:
@@ -78,4 +90,5 @@ class EchoTrainer:
 
 
 EchoEngine.__areal__ = (Mark("infer", "echo"),)  # type: ignore[attr-defined]  # what the decorators of `marks` set
+LongEchoEngine.__areal__ = (Mark("infer", "long_echo"),)  # type: ignore[attr-defined]
 EchoTrainer.__areal__ = (Mark("train", "echo"),)  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ SCRIPTS = (
     "help",
     "orchestration",
     "scale",
+    "controller",
     "rpc",
     "long_batch",
     "weight_sync",

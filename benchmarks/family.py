@@ -1,0 +1,97 @@
+"""The processes of a run as one sees them from outside: controller, workers, the reward's.
+
+Knows: which process is which (a worker is named after the log it writes), and how many steps the run has recorded.
+Does not know: what is read of a process, or what becomes of it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+
+from areal_core.loop.run_folder import RunFolder
+from areal_tasks.quickstart.quickstart import preset_path
+
+CONTROLLER = "controller"
+Samples = dict[str, list[tuple[int, float]]]
+"""Of every process: (steps recorded, what was read), in the order of time."""
+
+
+def train(
+    task: str,
+    model: Path,
+    folder: Path,
+    overrides: Sequence[str],
+    read: Callable[[psutil.Process], float],
+    *,
+    every_s: float,
+) -> Samples:
+    """Train a quickstart preset without evaluations and read of every process until the run ends.
+
+    Raises:
+        SystemExit: the run failed; its last lines are shown.
+    """
+    areal = str(Path(sys.executable).with_name("areal"))
+    settings = [
+        f"model.path={model}",
+        f"out={folder}",
+        "evaluation.every_steps=0",
+        "evaluation.before=false",
+        *overrides,
+    ]
+    return _watch([areal, "train", str(preset_path(task)), *settings], folder, read, every_s)
+
+
+def _label(process: psutil.Process, controller: int) -> str:
+    """Return what to call a process, empty for one that only watches another."""
+    if process.pid == controller:
+        return CONTROLLER
+    if "rewards" in " ".join(process.cmdline()):
+        return "reward" if process.ppid() == controller else ""
+    log = Path(f"/proc/{process.pid}/fd/2").readlink()
+    return log.stem if process.ppid() == controller and log.suffix == ".log" else ""
+
+
+def _steps_done(metrics: Path) -> int:
+    """Return how many steps a run has recorded: the number of its lines."""
+    if not metrics.exists():
+        return 0
+    with metrics.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+
+
+def _watch(command: Sequence[str], folder: Path, read: Callable[[psutil.Process], float], every_s: float) -> Samples:
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    environment.pop("OMP_NUM_THREADS", None)
+    log = folder.parent / "run.log"
+    seen: Samples = defaultdict(list)
+    names: dict[int, str] = {}
+    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as run:
+        controller = psutil.Process(run.pid)
+        while run.poll() is None:
+            time.sleep(every_s)
+            done = _steps_done(RunFolder(folder).metrics)
+            for process in _family(controller):
+                try:
+                    name = names.setdefault(process.pid, _label(process, run.pid))
+                    if name and done:
+                        seen[name].append((done, read(process)))
+                except (psutil.Error, OSError):
+                    names.pop(process.pid, None)  # it is gone, or just born
+    if run.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n" + "\n".join(log.read_text().splitlines()[-20:]))
+    return seen
+
+
+def _family(controller: psutil.Process) -> Sequence[psutil.Process]:
+    try:
+        return [controller, *controller.children()]
+    except psutil.Error:
+        return []
