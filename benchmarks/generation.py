@@ -67,7 +67,6 @@ def theirs(model: torch.nn.Module, work: list[GenerationRequest], batch: int) ->
             do_sample=True,
             top_k=0,
             max_new_tokens=longest,
-            min_new_tokens=longest,
         )
         steps += longest
         tokens += sum(request.sampling.max_new_tokens for request in part)
@@ -79,6 +78,7 @@ async def measure(folder: Path, batch: int, rounds: int, device: str) -> dict[st
     """Alternate both sides and return medians per load."""
     dtype = "float32" if device == "cpu" else "bfloat16"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
+    model.generation_config.eos_token_id = None  # as `ignore_eos`: nothing to look for, and nothing to forbid
     vocabulary, draw = int(model.config.vocab_size), random.Random(1)
     ragged = [draw.randint(*RAGGED) for _ in range(4 * batch)]
     loads = {"equal": [EQUAL] * batch, "ragged": ragged, "sorted": ragged}

@@ -51,10 +51,13 @@ class _OnCpu(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        options = dict(kwargs or {})
-        if str(options.get("device", "")).startswith("cuda"):
-            options["device"] = _CPU
-        return args[0] if func is Tensor.cuda else func(*args, **options)
+        if func is Tensor.cuda:
+            return args[0]
+        if not kwargs:
+            return func(*args)
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs = {**kwargs, "device": _CPU}
+        return func(*args, **kwargs)
 
 
 class _Stream:

@@ -11,9 +11,11 @@ Legend: T tokens of the step, H query heads, K key-value heads, D head size, E h
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
@@ -74,7 +76,7 @@ class PlainForward:
         decoder = model.model
         self._embedding, self._rotary = decoder.embed_tokens, decoder.rotary_emb
         self._layers = [_layer(each) for each in decoder.layers[: model.config.num_hidden_layers]]
-        self._norm, self._head = decoder.norm, model.lm_head
+        self._norm, self._head = _in_one_call(decoder.norm), model.lm_head
         self._turned = self._turns(FIRST_POSITIONS)
 
     def __call__(self, tokens: Tensor, positions: Tensor, step: AttentionStep, keep: int) -> Tensor:
@@ -122,17 +124,28 @@ def _turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return (heads * cos).add_(swapped.mul_(sin))
 
 
+def _in_one_call(norm: Any) -> Any:
+    """Return a norm; where torch's own gives the same bits, which it does in float32, it computes with that."""
+    if norm is not None:
+        size = norm.weight.shape
+        quick = partial(F.rms_norm, normalized_shape=size, weight=norm.weight, eps=norm.variance_epsilon)
+        made_up = torch.linspace(-2.0, 3.0, 7 * size[0]).view(7, -1).to(norm.weight)
+        if torch.equal(norm(made_up), quick(made_up)):
+            norm.forward = quick
+    return norm
+
+
 def _layer(layer: Any) -> _Layer:
     attention = layer.self_attn
     return _Layer(
-        before_attention=layer.input_layernorm,
+        before_attention=_in_one_call(layer.input_layernorm),
         query=attention.q_proj,
         key=attention.k_proj,
         value=attention.v_proj,
-        query_norm=getattr(attention, "q_norm", None),
-        key_norm=getattr(attention, "k_norm", None),
+        query_norm=_in_one_call(getattr(attention, "q_norm", None)),
+        key_norm=_in_one_call(getattr(attention, "k_norm", None)),
         output=attention.o_proj,
-        before_mlp=layer.post_attention_layernorm,
+        before_mlp=_in_one_call(layer.post_attention_layernorm),
         mlp=layer.mlp,
         head_dim=attention.head_dim,
         scale=attention.scaling,
