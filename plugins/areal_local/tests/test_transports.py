@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from areal_core.contract.errors import (
 from areal_core.contract.weights import WeightSink, WeightSource, WeightTransport
 from areal_core.weights.coverage import compare
 from areal_core.weights.tensors import manifest_of
+from areal_local.transports import disk
 from areal_local.transports.config import DiskConfig
 from areal_local.transports.disk import DiskTransport
 
@@ -111,6 +113,36 @@ def test_every_version_has_the_names_and_shapes_it_was_sent_with(make: Make) -> 
         assert all(torch.equal(received[name], tensor) for name, tensor in tensors.items())
         source.close()
         transport.release(offer)
+
+
+def test_a_bucket_is_written_as_two_files_and_one_that_fails_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are named in the index, in the order of the tensors; where one cannot be written nothing is readable."""
+    transport = DiskTransport(DiskConfig(root=str(tmp_path)))
+    tensors = {f"w{number}": torch.full((1 << 20,), float(number)) for number in range(5)}
+    whole, broken = transport.open(1), transport.open(2)
+
+    send(transport, whole, tensors)
+    index = json.loads((Path(str(whole.location["folder"])) / "index.json").read_text())
+    received = receive(transport, whole)
+    save = disk.save_file
+
+    def fail_at_the_second(part: dict[str, Tensor], path: Path) -> None:
+        if path.name == "000001.safetensors":
+            raise OSError("no room")
+        save(part, path)
+
+    monkeypatch.setattr(disk, "save_file", fail_at_the_second)
+    with pytest.raises(StorageError, match="could not be written"):
+        send(transport, broken, tensors)
+
+    assert list(index["files"].values()) == [["w0", "w1", "w2"], ["w3", "w4"]]
+    assert all(torch.equal(received[name], tensor) for name, tensor in tensors.items())
+    assert not list(Path(str(broken.location["folder"])).iterdir())
+    with pytest.raises(WeightSyncError, match="never finished"):
+        transport.source(broken)
+    transport.close()
 
 
 def test_two_offers_at_once_do_not_touch_each_other(make: Make) -> None:

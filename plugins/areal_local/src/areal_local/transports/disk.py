@@ -1,4 +1,6 @@
-"""Weights through files: one safetensors file per bucket, and an index that makes them readable.
+"""Weights through files: a safetensors file for each part of a bucket, and an index that makes them readable.
+
+Parts are written side by side: what a file costs is mostly one core's copy into the page cache.
 
 Knows: the folder of each version.
 Does not know: engines. Works wherever every participant sees the folder under one path.
@@ -6,6 +8,7 @@ Does not know: engines. Works wherever every participant sees the folder under o
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -13,6 +16,7 @@ import socket
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -28,6 +32,9 @@ from areal_torch.owned_folder import OwnedFolder, remove_if_orphaned
 from areal_torch.proved_copy import prove
 
 _INDEX = "index.json"
+_MAX_PARTS = 2
+"""More would contend for the page cache, and trainer and replicas have other work."""
+_MIN_PART_BYTES = 4 << 20
 _SHARED = "where workers are on several hosts, set weight_sync.options.root to a folder that all of them share"
 
 
@@ -111,15 +118,21 @@ class _FileStore:
 
     def write(self, bucket: Mapping[str, Tensor]) -> Mapping[str, str]:
         stored = _unshared({name: tensor.detach().cpu().contiguous() for name, tensor in bucket.items()})
-        file = f"{len(self._files):06d}.safetensors"
+        parts = {f"{len(self._files) + n:06d}.safetensors": part for n, part in enumerate(_parts(stored))}
+        with ThreadPoolExecutor(_MAX_PARTS, thread_name_prefix="areal-weights") as threads:
+            digits = list(threads.map(self._write_part, *zip(*parts.items(), strict=True)))
+        self._files |= {file: list(part) for file, part in parts.items()}
+        return dict(zip(stored, itertools.chain(*digits), strict=True))
+
+    def _write_part(self, file: str, part: dict[str, Tensor]) -> list[str]:
+        """Write one file; return the fingerprints of its tensors."""
         try:
-            save_file(stored, self._folder / file)
+            save_file(part, self._folder / file)
             if self._fsync:
                 _sync(self._folder / file)
         except (OSError, SafetensorError) as error:
             raise _storage_error(self._folder, error) from error
-        self._files[file] = list(stored)
-        return dict(zip(stored, prove(list(stored.values())), strict=True))
+        return prove(list(part.values()))
 
     def seal(self) -> None:
         manifest = self._manifest
@@ -197,6 +210,18 @@ class DiskSource:
                 return {name: opened.get_tensor(name) for name in names}
         except (OSError, SafetensorError) as error:
             raise WeightSyncError(f"{file} of {self._folder} cannot be read", why=str(error)) from error
+
+
+def _parts(tensors: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Cut a bucket, in order, into parts of about as many bytes; into one if it is small."""
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    count = max(1, min(_MAX_PARTS, total // _MIN_PART_BYTES))
+    parts: list[dict[str, Tensor]] = [{} for _ in range(count)]
+    start = 0
+    for name, tensor in tensors.items():
+        parts[min(start * count // max(1, total), count - 1)][name] = tensor
+        start += tensor.nbytes
+    return [part for part in parts if part]
 
 
 def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
