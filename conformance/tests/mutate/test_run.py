@@ -64,7 +64,7 @@ from areal_conformance.check import Check
 from areal_conformance.session import Session
 from areal_conformance.target import Locator, Target
 from areal_core.plugins.registry import Registry
-from their_sums import double
+from own_sums import double
 
 
 def doubled(bench):
@@ -162,11 +162,11 @@ def test_a_strangers_plugin_gets_its_known_score(
 @pytest.mark.slow
 def test_what_is_no_plugin_is_held_to_checks_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A suite is named like a function; modules say what is changed, and without them nothing is."""
-    (tmp_path / "their_sums.py").write_text("def double(x):\n    return x + x\n\n\ndef half(x):\n    return x / 2\n")
-    (tmp_path / "their_suite.py").write_text(THEIRS)
+    (tmp_path / "own_sums.py").write_text("def double(x):\n    return x + x\n\n\ndef half(x):\n    return x / 2\n")
+    (tmp_path / "own_suite.py").write_text(THEIRS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    wanted = Wanted(subject={"suite": "their_suite:SUITE"}, modules=("their_sums",), operators=("arithmetic",))
+    wanted = Wanted(subject={"suite": "own_suite:SUITE"}, modules=("own_sums",), operators=("arithmetic",))
     record = run(wanted, Silent())
 
     assert fates(record) == {"x + x": (Fate.KILLED, "fail"), "x / 2": (Fate.UNSEEN, "")}

@@ -9,9 +9,9 @@ schema_version = "1.4"
 [task]
 name = "areal/greeting"
 [agent]
-timeout_sec = 30.0
+timeout_sec = 900.0
 [verifier]
-timeout_sec = 20.0
+timeout_sec = 700.0
 [verifier.env]
 EXPECTED = "hello"
 [environment]
@@ -27,8 +27,8 @@ YAML = """\
 instruction: |
   Write hello to the file greeting.
 difficulty: easy
-max_agent_timeout_sec: 30.0
-max_test_timeout_sec: 20.0
+max_agent_timeout_sec: 900.0
+max_test_timeout_sec: 700.0
 """
 RUN_TESTS = """\
 check() {

@@ -64,7 +64,7 @@ def test_what_the_policy_leaves_where_tests_are_is_gone(tmp_path: Path) -> None:
 
 def test_tests_that_do_not_end_have_failed(tmp_path: Path) -> None:
     """That is what the policy's work did to them."""
-    toml = TOML.replace("timeout_sec = 20.0", "timeout_sec = 1.0")
+    toml = TOML.replace("timeout_sec = 700.0", "timeout_sec = 1.0")
     (row,) = rows(HarborRows(path=str(harbor_task(tmp_path, test="sleep 60", toml=toml))))
     made, _ = episode(workflow(HarborConfig()), row, ["done"])
 
@@ -81,10 +81,11 @@ def test_tests_that_say_nothing_fail_the_episode(tmp_path: Path) -> None:
 
 def test_an_agent_that_is_not_done_in_time_is_tested_as_it_is(tmp_path: Path) -> None:
     """As Harbor does; the metric in_time tells."""
-    toml = TOML.replace("timeout_sec = 30.0", "timeout_sec = 1.0")
-    (row,) = rows(HarborRows(path=str(harbor_task(tmp_path, toml=toml))))
-    script = [GREET, call("run", command="sleep 60"), "done"]
-    made, _ = episode(workflow(HarborConfig()), row, script)
+    toml = TOML.replace("timeout_sec = 900.0", "timeout_sec = 1.0")
+    task = harbor_task(tmp_path, toml=toml)
+    (task / "environment" / "greeting").write_text("hello")  # a second may be too short for a command of the policy
+    (row,) = rows(HarborRows(path=str(task)))
+    made, _ = episode(workflow(HarborConfig(command_timeout_s=600.0)), row, [call("run", command="sleep 600"), "done"])
 
     assert (made.trajectories[-1].reward, made.metrics["in_time"]) == (1.0, 0.0)
 

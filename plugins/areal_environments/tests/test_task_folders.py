@@ -24,7 +24,7 @@ def test_a_task_of_harbor_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (task.name, task.image, task.build) == ("greeting", "", tmp_path / "greeting" / "environment")
     assert task.environment == {"TOKEN": "abc", "OTHER": "x y", "PLAIN": "a${b}"}
     assert (task.memory_mb, task.disk_mb, task.network, task.workdir) == (1536, 64, False, "/srv")
-    assert (task.agent_timeout_s, task.test_timeout_s, task.test_environment) == (30.0, 20.0, {"EXPECTED": "hello"})
+    assert (task.agent_timeout_s, task.test_timeout_s, task.test_environment) == (900.0, 700.0, {"EXPECTED": "hello"})
     assert (named.image, named.build, named.network) == ("debian:12", None, True)
 
 
@@ -37,7 +37,7 @@ def test_a_task_of_terminal_bench_is_read(tmp_path: Path) -> None:
         ("bash", "run-tests.sh"),
         True,
     )
-    assert (task.agent_timeout_s, task.test_timeout_s) == (30.0, 20.0)
+    assert (task.agent_timeout_s, task.test_timeout_s) == (900.0, 700.0)
 
 
 @pytest.mark.parametrize(
