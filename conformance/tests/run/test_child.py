@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.benches.warm import warm_process
 
 from areal_conformance.cli.child import INTERRUPTED, arguments_of, environment_of, follow
 from areal_conformance.cli.run import MAX_ALIKE, _alike, _closed
@@ -88,7 +89,7 @@ def test_a_hostile_host_does_not_reach_in(tmp_path: Path) -> None:
 )
 def test_bad_input_exits_with_2(tmp_path: Path, words: tuple[str, ...], told: str) -> None:
     """And one sentence, before any check."""
-    ended = areal(tmp_path, "conformance", "run", *words)
+    ended = warm_process().run(("conformance", "run", *words), os.environ, tmp_path)
 
     assert (ended.returncode, told in ended.stderr) == (2, True), ended.stdout + ended.stderr
     assert "Traceback" not in ended.stderr
