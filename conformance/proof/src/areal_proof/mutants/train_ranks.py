@@ -82,6 +82,11 @@ class _Averaged(Ranks):
         return [tensor / self.size for tensor in super().add_up(tensors)]
 
 
+class _AddedInHalf(Ranks):
+    def add_up(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [tensor.bfloat16().to(tensor.dtype) for tensor in super().add_up(tensors)]
+
+
 class _OwnNormalizer(Through):
     def loss(self, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> tuple[Tensor, Mapping[str, Sum]]:
         return super().loss(columns, batch, torch.full_like(normalizer, self.own * self.ranks.size))
@@ -259,6 +264,8 @@ ROWS = breaks.rows(
     row("GradientIsMean",
         "Averages gradients over ranks, as data-parallel wrappers do, though losses are already shares of one sum.",
         "train.ranks.one_rank", "train.ranks.uneven", ranks_class=_Averaged),
+    row("AddsRanksInHalf", "Rounds the sum of gradients over ranks to bfloat16.", "train.ranks.half",
+        ranks_class=_AddedInHalf),
     row("ForgetsUntrainedShard",
         "Leaves a shard without a trained token out of the normaliser, though its sequences count.",
         "train.ranks.nothing_trained",

@@ -31,6 +31,8 @@ from areal_conformance.ranks.layouts import (
 _TRAIN = "areal_conformance.ranks.steps:train"
 _PLACEMENT = "areal_conformance.ranks.starts:placement"
 _DATA = ("parallel.data",)
+ADDED = 2e-6
+"""How far a norm may be from that of the same gradients added in another order: float32 errs by 1e-7, half by 1e-5."""
 _SMALL = {"max_tokens_per_microbatch": 15}
 _SCHEDULE = {"schedule": "linear", "warmup_steps": 2, "total_steps": 5, "min_lr_ratio": 0.1}
 _check = partial(check, level=Level.DISTRIBUTED, law=6, spec="train#train_step", requires=_DATA, ranks=2)
@@ -69,6 +71,23 @@ def report_alike(bench: TrainBench) -> None:
     for layout, answers in answered(bench, _TRAIN, plans=[EVEN, UNEVEN, FEW], spec=spec):
         for step in range(3):
             same_on_all(layout, [answer["reports"][step] for answer in answers], f"the report of step {step}")
+
+
+@_check("train.ranks.half", spec="train#precision", requires=("parallel.data", "precision.bfloat16"))
+def half(bench: TrainBench) -> None:
+    """In bfloat16 too gradients of data ranks add up in float32: their norm is that of one rank that adds the same."""
+    given: dict[str, Any] = {  # Any: arguments of the program
+        "plans": [EVEN],
+        "shapes": [[2, 10]] * 8,
+        "spec": {"dtype": "bfloat16", "max_tokens_per_microbatch": 12},
+    }
+    data = {"d": 2}
+    (answer, *_) = bench.on_ranks(_TRAIN, 2, layout=data, **given)
+    got, wanted = answer["reports"][0]["grad_norm"], answer["alone"][0]["grad_norm"]
+    error = abs(got - wanted) / wanted
+    bench.numbers["error"] = error
+    told = f"the gradient norm of two ranks is {got!r}, of one with the same micro-batches {wanted!r}"
+    expect(error <= ADDED, f"{told}: {error:.2g} apart, at most {ADDED:g}: ranks add up in half")
 
 
 @family(
