@@ -31,8 +31,8 @@ from areal_conformance.ranks.layouts import (
 _TRAIN = "areal_conformance.ranks.steps:train"
 _PLACEMENT = "areal_conformance.ranks.starts:placement"
 _DATA = ("parallel.data",)
-ADDED = 2e-6
-"""How far a norm may be from that of the same gradients added in another order: float32 errs by 1e-7, half by 1e-5."""
+ADDED = 1e-6
+"""How far a norm may be from that of the same gradients added in another order: float32 errs by 1e-7, half by 1e-4."""
 _SMALL = {"max_tokens_per_microbatch": 15}
 _SCHEDULE = {"schedule": "linear", "warmup_steps": 2, "total_steps": 5, "min_lr_ratio": 0.1}
 _check = partial(check, level=Level.DISTRIBUTED, law=6, spec="train#train_step", requires=_DATA, ranks=2)
@@ -79,6 +79,7 @@ def half(bench: TrainBench) -> None:
     given: dict[str, Any] = {  # Any: arguments of the program
         "plans": [EVEN],
         "shapes": [[2, 10]] * 8,
+        "model": {"hidden": 16, "layers": 1},  # of few numbers: roundings of many even out
         "spec": {"dtype": "bfloat16", "max_tokens_per_microbatch": 12},
     }
     data = {"d": 2}
