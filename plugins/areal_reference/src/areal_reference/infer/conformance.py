@@ -141,7 +141,7 @@ ADAPTER = Adapter(
         "small_cache": Variant(options={"cache_gib": 1e-3}, shows=_run_at_once, gives=1),
         "almost_enough": Variant(options={"cache_gib": _ALMOST_GIB}, shows=_run_at_once, gives=1, again=False),
         "short_too": Variant(options={"cache_gib": _ALMOST_GIB}, shows=_run_beside_a_long_one, gives=1, again=False),
-        "prompts_in_turn": Variant(options={"prefill_tokens": 5}, shows=_steps_of_four, gives=4.0, again=False),
+        "prompts_in_turn": Variant(options={"prefill_tokens": 9}, shows=_steps_of_four, gives=4.0, again=False),
     },
     options={
         "deterministic": {"deterministic": True},
