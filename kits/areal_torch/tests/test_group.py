@@ -33,10 +33,19 @@ def gloo(tmp_path: Path) -> Iterator[ProcessRanks]:
     dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("size", [0, 1, 4087, 4088, 4089, 20_000])
+def test_bytes_of_any_size_arrive(gloo: ProcessRanks, size: int) -> None:
+    """Short ones travel in one message, long ones in two."""
+    payload = bytes(range(1, 251)) * (size // 250 + 1)
+
+    assert gloo._exchanged(payload[:size]) == [payload[:size]]
+
+
 @pytest.mark.parametrize("value", [None, {"a": [1, 2.5, "x"]}, "ü" * 5000, list(range(3000))])
-def test_any_json_of_any_size_arrives(gloo: ProcessRanks, value: Any) -> None:
-    """Short values travel in one message, long ones in two."""
+def test_any_json_arrives(gloo: ProcessRanks, value: Any) -> None:
+    """As json has it, also at a rank that is alone: a tuple becomes a list."""
     assert gloo.gather(value) == [value]
+    assert gloo.gather((1, 2)) == [[1, 2]]
 
 
 def test_floats_arrive_to_the_bit(gloo: ProcessRanks) -> None:

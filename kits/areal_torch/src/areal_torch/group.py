@@ -63,17 +63,19 @@ class ProcessRanks:
     data_ranks: Sequence[int]
 
     def gather(self, value: Any) -> list[Any]:
-        """Gather json: one all-gather when every value is under 4 KiB, two otherwise; none by a rank that is alone."""
+        """Gather json; a rank that is alone asks nobody."""
         payload = json.dumps(value).encode()
-        if self.size == 1:
-            return [json.loads(payload)]
+        return [json.loads(block) for block in (self._exchanged(payload) if self.size > 1 else [payload])]
+
+    def _exchanged(self, payload: bytes) -> list[bytes]:
+        """Return every rank's bytes: one all-gather when all are under 4 KiB, two otherwise."""
         inline = self._all_gather(len(payload).to_bytes(_HEADER, "little") + payload[: _INLINE - _HEADER], _INLINE)
         lengths = [int.from_bytes(block[:_HEADER], "little") for block in inline]
         if max(lengths) <= _INLINE - _HEADER:
             blocks = [block[_HEADER:] for block in inline]
         else:
             blocks = self._all_gather(payload, max(lengths))
-        return [json.loads(block[:length]) for block, length in zip(blocks, lengths, strict=True)]
+        return [block[:length] for block, length in zip(blocks, lengths, strict=True)]
 
     def _all_gather(self, payload: bytes, size: int) -> list[bytes]:
         mine = torch.frombuffer(bytearray(payload.ljust(size, b"\0")), dtype=torch.uint8)
