@@ -171,14 +171,14 @@ class Restored:
 
 
 def test_every_training_role_is_brought_back_or_the_run_does_not_go_on(tmp_path: Path) -> None:
-    """The critic from its own folder; a checkpoint of a run without one is refused by name."""
+    """From its own folder and told its version, the critic too; a checkpoint without one is refused by name."""
     actor, critic = Restored(), Restored()
     learner = cast(Learner, SimpleNamespace(actor=actor, critic=critic))
     with pytest.raises(CheckpointError, match="has no critic"):
         asyncio.run(restore(tmp_path, learner, _progress(7)))
+    assert actor.told == []
     (tmp_path / "critic").mkdir()
-    actor.told.clear()
     asyncio.run(restore(tmp_path, learner, _progress(7)))
 
     assert actor.told == [tmp_path / "actor", 7]
-    assert critic.told[:1] == [tmp_path / "critic"]
+    assert critic.told == [tmp_path / "critic", 7]

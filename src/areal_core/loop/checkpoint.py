@@ -259,12 +259,12 @@ def save_beginning(folder: RunFolder, tasks: Mapping[str, Any]) -> None:
 
 async def restore(path: Path, learner: Learns, progress: Progress) -> None:
     """Bring every training role back to a checkpoint."""
-    await learner.actor.load_state(path / "actor")
-    await learner.actor.set_version(progress.version)
-    if learner.critic is not None:
-        if not (path / "critic").exists():
-            raise CheckpointError(f"checkpoint {path} has no critic", fix="remove `critic:` or start a new run")
-        await learner.critic.load_state(path / "critic")
+    if learner.critic is not None and not (path / "critic").exists():
+        raise CheckpointError(f"checkpoint {path} has no critic", fix="remove `critic:` or start a new run")
+    for role, group in {"actor": learner.actor, "critic": learner.critic}.items():
+        if group is not None:
+            await group.load_state(path / role)
+            await group.set_version(progress.version)
 
 
 async def _finish_states(groups: Sequence[TrainGroup]) -> None:
