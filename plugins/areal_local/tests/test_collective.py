@@ -272,10 +272,10 @@ from areal_core.weights.tensors import fingerprint
 told = json.load(sys.stdin)
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 init, rank, world, name = told["init"], told["rank"], told["world"], told["name"]
-store, rank, world = next(rendezvous(init, rank, world, timeout=timedelta(seconds=10)))
-store.set_timeout(timedelta(seconds=10))
+store, rank, world = next(rendezvous(init, rank, world, timeout=timedelta(seconds=200)))
+store.set_timeout(timedelta(seconds=200))
 group, _ = _new_process_group_helper(
-    world, rank, [], Backend(told["backend"]), PrefixStore(name, store), group_name=name, timeout=timedelta(seconds=10)
+    world, rank, [], Backend(told["backend"]), PrefixStore(name, store), group_name=name, timeout=timedelta(seconds=200)
 )
 _world.pg_group_ranks[group] = {i: i for i in range(world)}
 weights, handles = {}, []
@@ -308,7 +308,7 @@ def _as_an_engine(slot: RankSlot, rank: int, manifest: WeightManifest) -> dict[s
 
 def _make_group(slot: RankSlot, rank: int, store: Any) -> Any:  # Any: torch has no stub for stores
     prefixed = PrefixStore("cpu/", PrefixStore(f"{slot.group_name}/", PrefixStore(slot.group_name, store)))
-    return dist.ProcessGroupGloo(prefixed, rank, slot.world_size, timedelta(seconds=10))
+    return dist.ProcessGroupGloo(prefixed, rank, slot.world_size, timedelta(seconds=200))
 
 
 def test_a_held_group_needs_no_joining(end: Ends) -> None:
@@ -321,7 +321,7 @@ def test_a_held_group_needs_no_joining(end: Ends) -> None:
         source = engine.source(offer)
         slot = source.take_slot(1, held=held)
         if slot.group_name != held:
-            store = TCPStore(slot.address, slot.port, None, False, timedelta(seconds=10), wait_for_workers=False)
+            store = TCPStore(slot.address, slot.port, None, False, timedelta(seconds=200), wait_for_workers=False)
             kept[:] = [_make_group(slot, slot.first_rank, store)]
         options = dist.BroadcastOptions()
         options.rootRank = options.rootTensor = 0
