@@ -92,3 +92,21 @@ def test_a_process_that_is_killed_has_told_its_lines(mine: Path, tmp_path: Path)
     started(mine, what, "import mine, os; mine.told(); os.kill(os.getpid(), 9)", "below")
 
     assert {7, 9} <= read_lines(to)[mine.resolve()]
+
+
+@pytest.mark.parametrize(
+    "ends", ["resource.setrlimit(size, (-1, -1)); mine.in_a_thread()", "resource.setrlimit(size, (-1, -1))"]
+)
+def test_lines_that_run_while_no_file_may_grow_are_told_after_it(mine: Path, tmp_path: Path, ends: str) -> None:
+    """A check that fills a disk is not broken by being watched, and its lines come whole."""
+    to = tmp_path / "lines.txt"
+    what = f'{{"trace": ["{mine}"], "to": "{to}"}}'
+    room = len(f"{mine}:1\n") + 3  # a line and a piece of the next
+    grown = f"os.stat({str(to)!r}).st_size + {room}"
+    limited = f"import mine, os, resource; size = resource.RLIMIT_FSIZE; resource.setrlimit(size, ({grown}, -1))"
+
+    assert started(mine, what, f"{limited}; print(mine.told()); {ends}", "here") == "as it is"
+
+    lines = read_lines(to)
+    assert {7, 9} <= lines[mine.resolve()]
+    assert list(lines) == [mine.resolve()]

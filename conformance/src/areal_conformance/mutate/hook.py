@@ -12,11 +12,14 @@ Does not know: mutants, checks.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import importlib.machinery
 import json
 import os
 import sys
 import threading
+from collections import deque
 from types import CodeType, FrameType
 from typing import Any
 
@@ -67,11 +70,27 @@ def _tell(prefixes: tuple[str, ...], to: str) -> None:
     """Write each line of files below `prefixes` when it runs for the first time; a killed process has told its own."""
     descriptor = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     told: set[tuple[str, int]] = set()
+    waiting: deque[bytes] = deque()
 
     def tell(path: str, line: int) -> None:
         if (path, line) not in told:
             told.add((path, line))
-            os.write(descriptor, f"{path}:{line}\n".encode())
+            waiting.append(f"{path}:{line}\n".encode())
+            write()
+
+    def write() -> None:
+        with contextlib.suppress(IndexError):  # another thread has written it
+            while waiting:
+                text = waiting.popleft()
+                try:
+                    text = text[os.write(descriptor, text) :]
+                except OSError:  # a check lets no file grow: told when that is over
+                    waiting.appendleft(text)
+                    return
+                if text:
+                    waiting.appendleft(text)
+
+    atexit.register(write)
 
     if hasattr(sys, "monitoring"):
         _monitor(prefixes, tell)
