@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import dedent
@@ -196,23 +197,27 @@ def test_an_unknown_backend_is_an_error_of_its_own(areal: Run) -> None:
     assert "did you mean 'fsdp'?" in done.stderr
 
 
-def test_deep_survives_engines_that_kill_their_processes(areal: Run, site: Path) -> None:
+def test_deep_survives_engines_that_kill_their_processes(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that raises, crashes or exits is an error of its own, and doctor goes on."""
     fatal = {
         "raises": ("raise RuntimeError('boom')", "RuntimeError: boom"),
         "crashes": ("import os; os.kill(os.getpid(), 11)", "killed by signal 11"),
         "exits": ("import os; os._exit(3)", "exit code 3"),
     }
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
+    rows = []
     for name, (engine, _) in fatal.items():
         plugin(site, name, manifest_source("train", name), engine)
+        made = Manifest(role="train", name=name, contract=(1, 0), factory=f"areal_{name}.engine:Engine")
+        probe = Probe(versions={}, devices=("cpu",))
+        rows.append(Row(role="train", name=name, origin=f"areal-{name} 1.0", manifest=made, probe=probe))
 
-    code, found = findings(areal, "--deep", AREAL_PLUGINS=",".join(fatal))
+    found = {finding.subject: finding for finding in deep.check_deep(rows, torch=False)}
 
-    assert code == 2
     for name, (_, said) in fatal.items():
         one = found[f"train backend {name} (areal-{name} 1.0)"]
-        assert (one["level"], one["code"]) == ("error", "AREAL-E103")
-        assert said in one["what"]
+        assert (one.level, one.code) == (Severity.ERROR, "AREAL-E103")
+        assert said in one.what
 
 
 def test_deep_runs_torch_and_loads_a_good_engine(areal: Run, site: Path) -> None:
