@@ -56,7 +56,7 @@ def _label(process: psutil.Process, controller: int) -> str:
     if "rewards" in " ".join(process.cmdline()):
         return "reward" if process.ppid() == controller else ""
     log = Path(f"/proc/{process.pid}/fd/2").readlink()
-    return log.stem if process.ppid() == controller and log.suffix == ".log" else ""
+    return log.stem if log.parent.name == "logs" else ""
 
 
 def _steps_done(metrics: Path) -> int:
@@ -78,13 +78,14 @@ def _watch(command: Sequence[str], folder: Path, read: Callable[[psutil.Process]
         while run.poll() is None:
             time.sleep(every_s)
             done = _steps_done(RunFolder(folder).metrics)
-            for process in _family(controller):
+            for process in _family(controller) if done else ():
                 try:
-                    name = names.setdefault(process.pid, _label(process, run.pid))
-                    if name and done:
+                    # one that was just born has its parent's log yet
+                    if name := names.get(process.pid) or _label(process, run.pid):
+                        names[process.pid] = name
                         seen[name].append((done, read(process)))
                 except (psutil.Error, OSError):
-                    names.pop(process.pid, None)  # it is gone, or just born
+                    continue  # it is gone
     if run.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n" + "\n".join(log.read_text().splitlines()[-20:]))
     return seen
