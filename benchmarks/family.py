@@ -6,15 +6,14 @@ Does not know: what is read of a process, or what becomes of it.
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
+import runs
 
 from areal_core.loop.run_folder import RunFolder
 from areal_tasks.quickstart.quickstart import preset_path
@@ -38,15 +37,7 @@ def train(
     Raises:
         SystemExit: the run failed; its last lines are shown.
     """
-    areal = str(Path(sys.executable).with_name("areal"))
-    settings = [
-        f"model.path={model}",
-        f"out={folder}",
-        "evaluation.every_steps=0",
-        "evaluation.before=false",
-        *overrides,
-    ]
-    return _watch([areal, "train", str(preset_path(task)), *settings], folder, read, every_s)
+    return _watch(runs.train_command(preset_path(task), model, folder, overrides), folder, read, every_s)
 
 
 def _label(process: psutil.Process, controller: int) -> str:
@@ -68,12 +59,10 @@ def _steps_done(metrics: Path) -> int:
 
 
 def _watch(command: Sequence[str], folder: Path, read: Callable[[psutil.Process], float], every_s: float) -> Samples:
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    environment.pop("OMP_NUM_THREADS", None)
     log = folder.parent / "run.log"
     seen: Samples = defaultdict(list)
     names: dict[int, str] = {}
-    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=environment) as run:
+    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=runs.environment()) as run:
         controller = psutil.Process(run.pid)
         while run.poll() is None:
             time.sleep(every_s)

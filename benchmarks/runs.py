@@ -93,23 +93,30 @@ def areal_train(
     Raises:
         SystemExit: the run failed; its last lines are shown.
     """
-    areal = str(Path(sys.executable).with_name("areal"))
-    settings = [
-        f"model.path={model}",
-        f"out={folder}",
-        f"evaluation.every_steps={evaluate_every}",
-        f"evaluation.before={str(evaluate_every > 0).lower()}",
-        *overrides,
-    ]
-    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
-    environment.pop("OMP_NUM_THREADS", None)  # a run gives each worker the threads its plan says
-    command = [areal, "train", str(path or preset_path(task)), *settings]
+    command = train_command(path or preset_path(task), model, folder, overrides, evaluate_every=evaluate_every)
     done = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TIMEOUT_S
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=TIMEOUT_S
     )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n" + "\n".join(done.stdout.splitlines()[-20:]))
     return figures(folder)
+
+
+def train_command(
+    path: Path, model: Path, folder: Path, overrides: Sequence[str], *, evaluate_every: int = 0
+) -> list[str]:
+    """Return the words of `areal train` for a yaml."""
+    return [
+        *(str(Path(sys.executable).with_name("areal")), "train", str(path)),
+        *(f"model.path={model}", f"out={folder}", f"evaluation.every_steps={evaluate_every}"),
+        *(f"evaluation.before={str(evaluate_every > 0).lower()}", *overrides),
+    ]
+
+
+def environment() -> dict[str, str]:
+    """Return the variables of a run: it gives each worker the threads its plan says."""
+    kept = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    return kept | {"PYTHONWARNINGS": "ignore"}
 
 
 def figures(folder: Path) -> RunFigures:
