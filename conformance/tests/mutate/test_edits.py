@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,35 +39,6 @@ def double(x):
 
 def half(x):
     return x / 2
-"""
-
-SUITE = """\
-from areal_conformance.adapter import Adapter
-from areal_conformance.benches.base import Bench
-from areal_conformance.check import Check
-from areal_conformance.session import Session
-from areal_conformance.target import Locator, Target
-from areal_core.plugins.registry import Registry
-from their_sums import double
-
-
-def doubled(bench):
-    assert double(3) == 6
-
-
-class Suite:
-    target = Target(
-        locator=Locator(role="sums", name="theirs"), registry=Registry(), adapter=Adapter(), origin="theirs"
-    )
-    checks = {
-        "sums.doubled": Check(id="sums.doubled", body=doubled, level=1, law=1, spec="index", title="6.", tier="core")
-    }
-
-    def session(self):
-        return Session(self.target, lambda _role, target: Bench(target))
-
-
-SUITE = Suite()
 """
 
 EDITS = """\
@@ -186,11 +158,11 @@ def test_a_folder_stands_for_its_files(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_edits_are_tried_as_mutants_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], suite_of: Callable[[str], str]
 ) -> None:
     """One dies, one lives with its reason in the report, one stands where no check looks; operators make none."""
     (tmp_path / "their_sums.py").write_text(SUMS)
-    (tmp_path / "their_edited_suite.py").write_text(SUITE)
+    (tmp_path / "their_edited_suite.py").write_text(suite_of("their_sums"))
     (tmp_path / "edits.toml").write_text(EDITS)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -55,36 +56,6 @@ class StrangersOwn:
 def attrs_free(reward):
     return reward
 '''
-
-
-THEIRS = """\
-from areal_conformance.adapter import Adapter
-from areal_conformance.benches.base import Bench
-from areal_conformance.check import Check
-from areal_conformance.session import Session
-from areal_conformance.target import Locator, Target
-from areal_core.plugins.registry import Registry
-from own_sums import double
-
-
-def doubled(bench):
-    assert double(3) == 6
-
-
-class Suite:
-    target = Target(
-        locator=Locator(role="sums", name="theirs"), registry=Registry(), adapter=Adapter(), origin="theirs"
-    )
-    checks = {
-        "sums.doubled": Check(id="sums.doubled", body=doubled, level=1, law=1, spec="index", title="6.", tier="core")
-    }
-
-    def session(self):
-        return Session(self.target, lambda _role, target: Bench(target))
-
-
-SUITE = Suite()
-"""
 
 
 class Silent:
@@ -160,10 +131,12 @@ def test_a_strangers_plugin_gets_its_known_score(
 
 
 @pytest.mark.slow
-def test_what_is_no_plugin_is_held_to_checks_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_plugin_is_held_to_checks_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite_of: Callable[[str], str]
+) -> None:
     """A suite is named like a function; modules say what is changed, and without them nothing is."""
     (tmp_path / "own_sums.py").write_text("def double(x):\n    return x + x\n\n\ndef half(x):\n    return x / 2\n")
-    (tmp_path / "own_suite.py").write_text(THEIRS)
+    (tmp_path / "own_suite.py").write_text(suite_of("own_sums"))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     wanted = Wanted(subject={"suite": "own_suite:SUITE"}, modules=("own_sums",), operators=("arithmetic",))

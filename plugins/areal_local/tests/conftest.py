@@ -9,10 +9,12 @@ import pytest
 from tests.benches.command import Run, areal_command
 
 from areal_core.contract.weights import WeightTransport
-from areal_local.transports.config import DiskConfig, ShmConfig
+from areal_local.transports.collective import CollectiveTransport
+from areal_local.transports.config import CollectiveConfig, DiskConfig, ShmConfig
 from areal_local.transports.disk import DiskTransport
 from areal_local.transports.shm import ShmTransport
 
+from .streams import Ends
 from .transfers import KINDS, Make
 
 
@@ -47,3 +49,17 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     for transport in made:
         transport.close()
     assert list(tmp_path.iterdir()) == [], "a transport left something behind"
+
+
+@pytest.fixture
+def end() -> Iterator[Ends]:
+    """Make ends of the transport; all are closed after the test."""
+    made: list[CollectiveTransport] = []
+
+    def make() -> CollectiveTransport:
+        made.append(CollectiveTransport(CollectiveConfig(bucket_bytes=1000, timeout_s=20.0)))
+        return made[-1]
+
+    yield make
+    for transport in made:
+        transport.close()
