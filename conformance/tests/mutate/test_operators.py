@@ -29,7 +29,10 @@ SAMPLES: dict[str, tuple[str, set[str]]] = {
     "await": ("async def f(a):\n    await a.go(1)", {"(a.go(1))"}),
     "argument": ("def f(a, b):\n    return g(a, b.c)", {"g(b.c, a)"}),
     "group": ("def f(x, mine):\n    reduce(x, group=mine)", {"reduce(x, group=None)"}),
-    "dtype": ("def f(x):\n    return x.to(torch.float32), x.double()", {"torch.bfloat16", "x.float()"}),
+    "dtype": (
+        "def f(x):\n    return x.to(torch.float32), x.double(), x.astype(np.float32)",
+        {"torch.bfloat16", "x.float()", "np.float16"},
+    ),
     "detach": ("def f(x):\n    return (x + 1).detach().clone()", {"((x + 1).detach())", "(x + 1)"}),
     "no-grad": ("def f(x):\n    with torch.no_grad():\n        x()", {"torch.enable_grad()"}),
     "eval": ("def f(model):\n    return model.eval()", {"(model)"}),

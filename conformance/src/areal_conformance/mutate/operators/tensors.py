@@ -12,16 +12,20 @@ from collections.abc import Iterator
 from areal_conformance.mutate.source import Change, Source
 
 _NARROWER = {"float64": "float32", "float32": "bfloat16", "int64": "int32", "int32": "int16", "uint64": "uint32"}
+_OF_NUMPY = {"float32": "float16"}
+"""Where numpy has not what torch has."""
 _CASTS = {"double": "float", "float": "bfloat16", "long": "int"}
 _OWN_COPY = ("detach", "clone", "contiguous", "copy")
 _LIBRARIES = ("torch", "np", "numpy")
 
 
 def narrowed(source: Source, node: ast.AST) -> Iterator[Change]:
-    """`torch.float32` becomes `torch.bfloat16`, `x.double()` becomes `x.float()`."""
+    """`torch.float32` becomes `torch.bfloat16`, `np.float32` `np.float16`, `x.double()` becomes `x.float()`."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in _LIBRARIES:
-        if node.attr in _NARROWER:
-            yield source.replace(node, f"{node.value.id}.{_NARROWER[node.attr]}")
+        library = node.value.id
+        narrower = _NARROWER if library == "torch" else _NARROWER | _OF_NUMPY
+        if node.attr in narrower:
+            yield source.replace(node, f"{library}.{narrower[node.attr]}")
     elif _bare_call(node) and node.func.attr in _CASTS:  # type: ignore[attr-defined]
         yield _renamed(source, node, _CASTS[node.func.attr])  # type: ignore[attr-defined]
 
