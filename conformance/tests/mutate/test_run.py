@@ -12,6 +12,7 @@ import pytest
 from areal_conformance.mutate import trial
 from areal_conformance.mutate.cover import Made
 from areal_conformance.mutate.record import Record, Row
+from areal_conformance.mutate.report import text
 from areal_conformance.mutate.run import Wanted, run
 from areal_conformance.mutate.scope import scope_of
 from areal_conformance.mutate.triage import NAME, suggestion
@@ -129,6 +130,12 @@ def test_a_strangers_plugin_gets_its_known_score(
 
     assert [row.key for row in again.rows] == [unseen]
 
+    short = run(attrs.evolve(wanted, spend_s=1e-6), Silent())
+    lived = next(row.trial for row in short.rows if row.trial.fate is Fate.SURVIVED)
+
+    assert (len(lived.checks), lived.not_asked) == (2, 1)
+    assert "1 of them were not asked" in text(short) and "a lower bound" in text(short)
+
 
 @pytest.mark.slow
 def test_what_is_no_plugin_is_held_to_checks_of_its_own(
@@ -156,6 +163,7 @@ def test_what_is_no_plugin_is_held_to_checks_of_its_own(
         (["--backend", "disk", "--operator", "boundery"], "did you mean boundary?"),
         (["--backend", "disk", "--level", "9"], "there is no level 9"),
         (["--backend", "disk", "--at-least", "90"], "between 0 and 1"),
+        (["--backend", "disk", "--spend", "0"], "--spend 0 asks nothing"),
         (["--backend", "disk", "--triage", "/no/such.toml"], "there is no such file"),
         (["--backend", "disk", "--module", "nobody.*"], "no module to change: nobody.*"),
         (["--backend", "disk", "--check", "nobody.*"], "no check of transport disk is left"),

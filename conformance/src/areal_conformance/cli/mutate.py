@@ -7,6 +7,7 @@ Does not know: how mutants are made and tried (`mutate.run`).
 from __future__ import annotations
 
 import difflib
+import math
 import shlex
 import signal
 import sys
@@ -53,6 +54,7 @@ def mutate(
     suite: Word = "",
     imports: Annotated[tuple[Path, ...], Parameter(name="--import"), Several] = (),
     triage: Annotated[tuple[Path, ...], Several] = (),
+    spend: Annotated[float, Parameter(show_default=False)] = math.inf,
     gaps: Annotated[bool, Parameter(negative=())] = False,
     report: Path | None = None,
     at_least: Annotated[float, Parameter(show_default=False)] = 0.0,
@@ -78,6 +80,7 @@ def mutate(
         suite: In place of a backend, something with checks of its own, as module:name; --module says what is changed.
         imports: Register this .py file first, or these.
         triage: Files of judged survivors, beside mutation.toml in the packages that are changed.
+        spend: Ask of each mutant checks that take so many seconds together, the cheapest first; all if not given.
         gaps: Try only those judged a gap, after a check was written.
         report: Write mutation.json, mutation.md and survivors.toml into this folder.
         at_least: Fail if a smaller share than this dies, 0 to 1.
@@ -85,7 +88,7 @@ def mutate(
     console = Console(soft_wrap=True)
     try:
         can_fork()
-        _sensible(sample, at_least, level, operator)
+        _sensible(sample, at_least, level, spend, operator)
         asked = Asked(
             backend=backend,
             role=role,
@@ -123,6 +126,7 @@ def mutate(
             operators=operator,
             edits=edits,
             triage=triage,
+            spend_s=spend,
             gaps=gaps,
             command=shlex.join(["areal", *sys.argv[1:]]),
         )
@@ -142,7 +146,7 @@ def mutate(
     return 1 if record.score.rate < at_least else 0
 
 
-def _sensible(sample: int | None, at_least: float, level: int, operators: tuple[str, ...]) -> None:
+def _sensible(sample: int | None, at_least: float, level: int, spend_s: float, operators: tuple[str, ...]) -> None:
     """Refuse what cannot be meant.
 
     Raises:
@@ -154,6 +158,8 @@ def _sensible(sample: int | None, at_least: float, level: int, operators: tuple[
         )
     if not 0.0 <= at_least <= 1.0:
         raise ConfigError(f"--at-least {at_least:g} is no share", why="it is between 0 and 1", fix="--at-least 0.9")
+    if not spend_s > 0.0:
+        raise ConfigError(f"--spend {spend_s:g} asks nothing", why="it is seconds, more than 0", fix="--spend 30")
     if not 0 <= level <= 5:
         raise ConfigError(f"there is no level {level}", why="levels are 0 to 5", fix="areal conformance list")
     for name in operators:

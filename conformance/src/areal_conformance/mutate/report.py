@@ -99,7 +99,8 @@ def _told(row: Row) -> list[str]:
     checks = row.trial.checks
     if checks:
         more = f" and {len(checks) - MAX_CHECKS} more" if len(checks) > MAX_CHECKS else ""
-        lines.append(f"    run by {', '.join(checks[:MAX_CHECKS])}{more}")
+        asked = f"; {row.trial.not_asked} of them were not asked" if row.trial.not_asked else ""
+        lines.append(f"    run by {', '.join(checks[:MAX_CHECKS])}{more}{asked}")
     return lines
 
 
@@ -110,6 +111,9 @@ def _scores(record: Record) -> list[str]:
         lines.append(f"not used, for they do not pass on the backend as it is: {', '.join(sorted(unfit))}")
     for key in record.stale:
         lines.append(f"no such mutant any more: {key.path} {key.function} {key.operator}: {key.before}")
+    short_of = sum(row.trial.fate is Fate.SURVIVED and row.trial.not_asked > 0 for row in record.rows)
+    if short_of:
+        lines.append(f"{_mutants(short_of)} that survived might die by checks that were not asked: a lower bound")
     if record.interrupted:
         lines.append(f"interrupted: {len(record.rows)} of {record.planned} were tried")
     fates = [row.trial.fate for row in record.rows]

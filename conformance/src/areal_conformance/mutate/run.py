@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -51,6 +52,8 @@ class Wanted:
     edits: tuple[Path, ...] = ()
     """Files of edits to try in place of what operators make."""
     triage: tuple[Path, ...] = ()
+    spend_s: float = math.inf
+    """Of each mutant ask checks that take so long together, as long as the backend as it is takes."""
     gaps: bool = False
     """Only mutants that a triage calls a gap."""
     command: str = ""
@@ -201,7 +204,7 @@ def _trials(work: _Work, drawn: Sequence[Mutant], triage: Triage) -> Iterator[Ro
         for mutant in drawn:
             source = work.sources[mutant.module]
             old, new = diff(source, mutant)
-            trial = attempt(zygote, subject, source, mutant, work.coverage)
+            trial = attempt(zygote, subject, source, mutant, work.coverage, work.wanted.spend_s)
             yield Row(
                 key=mutant.key,
                 line=mutant.line,

@@ -6,8 +6,11 @@ Does not know: which mutants are tried, or what people said of them.
 
 from __future__ import annotations
 
+import itertools
+import math
 from enum import StrEnum
 
+import attrs
 from attrs import field, frozen
 
 from areal_conformance.mutate.child import LOADING
@@ -41,6 +44,8 @@ class Trial:
     fate: Fate = field(converter=Fate)
     checks: tuple[str, ...] = ()
     """Those that look at it, the cheapest first."""
+    not_asked: int = 0
+    """How many of them were left out, for they would have taken too long."""
     killer: str = ""
     how: str = ""
     """`fail`, `error`, `timeout` or `died`."""
@@ -48,12 +53,17 @@ class Trial:
     seconds: float = 0.0
 
 
-def attempt(zygote: Zygote, subject: Told, source: Source, mutant: Mutant, coverage: Coverage) -> Trial:
-    """Try one mutant."""
+def attempt(
+    zygote: Zygote, subject: Told, source: Source, mutant: Mutant, coverage: Coverage, spend_s: float = math.inf
+) -> Trial:
+    """Try one mutant; of the checks that look at it ask those that take `spend_s` together, at least one."""
     checks = coverage.checks_at(source, mutant)
     if not checks:
         return Trial(fate=Fate.UNSEEN)
-    return _attempted(zygote, subject, source, source.changed(mutant.change), checks, coverage)
+    ends = itertools.accumulate(coverage.made[key].seconds for key in checks)
+    asked = checks[: max(1, sum(end <= spend_s for end in ends))]
+    trial = _attempted(zygote, subject, source, source.changed(mutant.change), asked, coverage)
+    return attrs.evolve(trial, checks=checks, not_asked=len(checks) - len(asked))
 
 
 def _attempted(
