@@ -16,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from areal_core.contract.errors import CheckpointError, StorageError
+from areal_torch import folder
+from areal_torch.exchange import exchange
 from areal_torch.folder import write_folder
 from areal_torch.group import SingleRank
 from areal_torch.pieces import Box, box_of
@@ -32,6 +34,35 @@ def test_a_folder_replaces_the_one_before(tmp_path: Path) -> None:
     write_folder(tmp_path / "model", SingleRank(), lambda partial: _put(partial / "new.txt"))
 
     assert listing(tmp_path) == ["model/new.txt"]
+
+
+def test_a_folder_that_replaces_another_is_never_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both change names in one step; where a file system has none, one after the other, and the end is the same."""
+    missing: list[Path] = []
+    rename = Path.rename
+
+    def noting(self: Path, target: Path) -> Path:
+        renamed = rename(self, target)
+        missing.extend([] if (tmp_path / "model").exists() else [self])
+        return renamed
+
+    monkeypatch.setattr(Path, "rename", noting)
+    for cannot in (False, True):
+        if cannot:
+            monkeypatch.setattr(folder, "exchange", lambda _one, _other: False)
+        for name in ("old.txt", "new.txt"):
+            write_folder(tmp_path / "model", SingleRank(), lambda partial, name=name: _put(partial / name))  # type: ignore[misc]
+        assert listing(tmp_path) == ["model/new.txt"]
+        assert missing == ([tmp_path / "model"] * 2 if cannot else [])
+
+
+def test_names_of_what_is_not_there_are_not_exchanged(tmp_path: Path) -> None:
+    """An error is told, and nothing was changed."""
+    _put(tmp_path / "here")
+
+    with pytest.raises(FileNotFoundError):
+        exchange(tmp_path / "here", tmp_path / "not")
+    assert listing(tmp_path) == ["here"]
 
 
 def test_a_full_disk_leaves_the_folder_before_and_nothing_else(tmp_path: Path) -> None:

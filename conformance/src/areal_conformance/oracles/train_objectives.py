@@ -168,6 +168,21 @@ class Gain:
         return -gain[mask].sum() / normalizer, metrics
 
 
+TOLD = 160
+"""Metrics that `Telling` adds: what a rank says of them is longer than a page of memory."""
+
+
+class Telling(Gain):
+    """As Gain, with as many metrics as an algorithm that tells much has."""
+
+    def loss(self, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> tuple[Tensor, Mapping[str, Sum]]:
+        """Return the share of the loss, and metrics."""
+        loss, metrics = super().loss(columns, batch, normalizer)
+        trained = float(batch.tokens["loss_mask"].sum())
+        many = {f"told/of_number_{at:03d}": Sum(value=at * trained, weight=trained) for at in range(TOLD)}
+        return loss, {**metrics, **many}
+
+
 class DrawingGain(Gain):
     """As Gain, scaled by a random number drawn while the loss is computed; `drawn` keeps the numbers."""
 
@@ -191,5 +206,11 @@ class Dying(Gain):
         return super().loss(columns, batch, normalizer)
 
 
-OBJECTIVES: Mapping[str, Any] = {"gain": Gain, "values": ValueRegression, "drawing": DrawingGain, "dying": Dying}
+OBJECTIVES: Mapping[str, Any] = {
+    "gain": Gain,
+    "telling": Telling,
+    "values": ValueRegression,
+    "drawing": DrawingGain,
+    "dying": Dying,
+}
 """Name -> class, for programs, whose arguments are json. Any: classes of the protocol Objective."""

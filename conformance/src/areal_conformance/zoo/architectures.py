@@ -132,6 +132,18 @@ def _glm4(drawn: Drawn) -> Json:
     return {**config, "partial_rotary_factor": part}
 
 
+def _phi(drawn: Drawn) -> Json:
+    config, rate = decoder(drawn), DROPOUT[drawn["dropout"]]
+    config["layer_norm_eps"] = config.pop("rms_norm_eps")
+    config |= {"hidden_act": "gelu_new", "attention_dropout": rate, "embd_pdrop": rate, "resid_pdrop": rate}
+    config["qk_layernorm"] = drawn["qk_norm"] == "normed"
+    part = {"half": 0.5, "whole": 1.0}[drawn["rotary"]]
+    if "rope_parameters" in config:
+        config["rope_parameters"]["partial_rotary_factor"] = part
+        return config
+    return {**config, "partial_rotary_factor": part}
+
+
 def _gpt2(drawn: Drawn) -> Json:
     size, rate = sizes(drawn), DROPOUT[drawn["dropout"]]
     return {
@@ -199,6 +211,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "glm4": Architecture(
         "Glm4ForCausalLM", axes_of(rotary=("half", "most"), bias=("none", "attention"), **_SOME), _glm4
     ),
+    "phi": Architecture(
+        "PhiForCausalLM",
+        axes_of(("head_dim", "activation"), rotary=("half", "whole"), qk_norm=("none", "normed")),
+        _phi,
+    ),
     "gpt2": Architecture("GPT2LMHeadModel", axes_of(_NO_ROPE, heads=("each",)), _gpt2),
     "opt": Architecture("OPTForCausalLM", axes_of((*_NO_ROPE, "eps"), heads=("each",)), _opt),
     "gemma2": Architecture(
@@ -206,6 +223,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
 }
 """`model_type` of config.json -> the family."""
+BIASED_HEADS = ("phi",)
+"""Families that add a bias to their logits."""
 
 
 def config_of(drawn: Drawn) -> Json:

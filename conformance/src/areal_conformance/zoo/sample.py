@@ -11,7 +11,7 @@ from itertools import islice
 
 from areal_conformance.adapter import Adapter
 from areal_conformance.target import Target
-from areal_conformance.zoo.architectures import ARCHITECTURES
+from areal_conformance.zoo.architectures import ARCHITECTURES, BIASED_HEADS
 from areal_conformance.zoo.covering import covering
 from areal_conformance.zoo.traits import OPTIONAL, Drawn
 
@@ -48,6 +48,11 @@ def claimed(target: Target, architecture: str) -> Iterator[Drawn]:
     }
     for number, values in enumerate(islice(covering(axes), count(target, architecture))):
         yield Drawn(architecture, values, seed=number, head_dim=_head_dim(adapter))
+
+
+def with_biased_heads(target: Target) -> list[Drawn]:
+    """Return a model of each claimed family that adds a bias to its logits."""
+    return [model for family in BIASED_HEADS for model in islice(claimed(target, family), 1)]
 
 
 def unclaimed(target: Target, architecture: str) -> Iterator[Drawn]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from areal_core.contract import errors as contract_errors
+from areal_torch.exchange import exchange
 from areal_torch.group import RankGroup, agree
 
 
@@ -57,6 +58,8 @@ def make_empty(partial: Path) -> None:
 def give_name(partial: Path, path: Path) -> None:
     """Rename a folder that is complete to `path`, all of it on disk; the one there before is replaced.
 
+    At once, where the file system can let two names change places: a process that is killed leaves one or the other.
+
     Raises:
         StorageError: what was at `path` is still there.
     """
@@ -65,10 +68,13 @@ def give_name(partial: Path, path: Path) -> None:
         for file in partial.iterdir():
             sync(file)
         sync(partial)
-        if path.exists():
-            shutil.rmtree(old, ignore_errors=True)
-            path.rename(old)
-        partial.rename(path)
+        if path.exists() and exchange(partial, path):
+            old = partial
+        else:
+            if path.exists():
+                shutil.rmtree(old, ignore_errors=True)
+                path.rename(old)
+            partial.rename(path)
         sync(path.parent)
     shutil.rmtree(old, ignore_errors=True)
 

@@ -45,7 +45,7 @@ def _units(engine: Any) -> int:  # Any: an engine
 
 ADAPTER = Adapter(
     models=("qwen3", "qwen2", "llama", "qwen3_moe"),
-    architectures=("mistral", "mixtral", "qwen2_moe", "granite", "cohere", "glm4", "gpt2", "opt"),
+    architectures=("mistral", "mixtral", "qwen2_moe", "granite", "cohere", "glm4", "phi", "gpt2", "opt"),
     traits=("rope.linear", "rope.dynamic", "rope.yarn", "rope.llama3", "activation", "biases"),
     dtypes=("float32", "bfloat16"),
     layouts=("d2", "t2", "c2", "d4", "d2t2", "d2c2", "c2t2"),

@@ -13,7 +13,16 @@ import attrs
 
 from areal_core.contract.inference import InferenceSpec
 from areal_proof.mutants.rows import before, breaking, given, row, then
-from areal_proof.mutants.zoo_parts import reads, says, takes_anything, turns, ungated, without_caps, without_window
+from areal_proof.mutants.zoo_parts import (
+    reads,
+    says,
+    takes_anything,
+    turns,
+    ungated,
+    without_caps,
+    without_head_bias,
+    without_window,
+)
 from areal_reference.infer.engine import ReferenceInferenceEngine
 
 breaks = breaking("infer/reference", ReferenceInferenceEngine)
@@ -48,6 +57,8 @@ ROWS = breaks.rows(
         start=reads(lambda config: says(logit_scale=1.0 / getattr(config, "logit_scale", 1.0))(config))),
     row("ServesWholeHeadsTurned", "Turns all of a head where config.json names a part.", "infer.zoo.glm4",
         start=reads(turns(partial_rotary_factor=1.0))),
+    row("ServesWithoutHeadBias", "Leaves out what the head adds to its logits.", "infer.zoo.phi",
+        start=then(lambda self: without_head_bias(self.running.loaded.model))),
     row("ServesAnotherEpsilon", "Knows the epsilon of RMS norms, and no other.", "infer.zoo.gpt2",
         start=reads(says(layer_norm_epsilon=1e-5))),
     row("ServesAnotherActivation", "Takes every feed-forward layer for one of gelu.", "infer.zoo.opt",

@@ -66,6 +66,22 @@ def ComputedAgainAtTemperatureTwo(original: Original) -> Any:
         return original()
 
 
+@breaks_train("train_step", "train.threshold.logits")
+def BiasOfTheLastChunk(original: Original) -> Any:
+    """Gives the bias of a head the gradient of the last chunk of logits alone."""
+    backward = _HeadLogProbs.backward
+
+    def of_last(ctx: Any, *grads: Tensor | None) -> Any:
+        found, (rows, number) = list(backward(ctx, *grads)), (ctx.settings[1], len(ctx.saved_tensors[0]))
+        if found[2] is not None:
+            last = torch.arange(number) >= (number - 1) // rows * rows
+            found[2] = backward(ctx, *(None if g is None else (g.T * last).T for g in grads))[2]
+        return tuple(found)
+
+    with put(_HeadLogProbs, backward=of_last):
+        return original()
+
+
 @breaks_train("columns", "train.threshold.pack", base=OtherModel, part=("kind", Columns))
 def PacksOfFourThousand(original: Original, batch: Batch) -> Any:
     """Gives tokens beyond the first 4,096 of a micro-batch no gradient."""

@@ -6,7 +6,7 @@ Does not know: how it is caught.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
 import torch
@@ -15,10 +15,13 @@ from torch import Tensor
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import CANDIDATES, Output, TrainSpec
 from areal_core.plugins.claims import not_yet
-from areal_proof.mutants.rows import breaking, row
+from areal_proof.mutants.rows import breaking, put, row, within
 from areal_proof.second.train.columns import Columns
 from areal_proof.second.train.engine import SecondTrainEngine, Started
 from areal_proof.second.train.ranks import Ranks
+from areal_reference.train.engine import ReferenceTrainEngine
+from areal_torch import model
+from areal_torch.logprobs import most_probable
 
 ENGINE = "train/second"
 breaks_second = breaking(ENGINE, SecondTrainEngine)
@@ -86,6 +89,16 @@ SECOND_ROWS = breaks_second.rows(
             self.running().ranks.rank == 0 else batch.with_tokens(**{CANDIDATES:
             batch.tokens[CANDIDATES].clamp(min=0)}), outputs)),
 )  # fmt: skip
+
+
+REFERENCE_ROWS = breaking("train/reference", ReferenceTrainEngine).rows(
+    row("MostProbableWithoutBias", "Finds the most probable tokens without what the head adds to its logits.",
+        "train.candidates.most_probable", forward=within(lambda: put(model, most_probable=_without_bias))),
+)  # fmt: skip
+
+
+def _without_bias(hidden: Tensor, weight: Tensor, bias: Tensor | None, count: int, **rest: Any) -> Tensor:
+    return most_probable(hidden, weight, None, count, **rest)
 
 
 def _backward(judged: tuple[Tensor, Tensor], named: Tensor) -> tuple[Tensor, Tensor]:

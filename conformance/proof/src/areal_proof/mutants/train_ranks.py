@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 from typing import Any
 
 import attrs
@@ -190,6 +191,17 @@ def ScheduleCountsRanks(original: Original, self: Sharing) -> Any:
     if here.adam is not None:
         here.adam.steps += here.ranks.size - 1
     return report
+
+
+@breaks("train_step", "train.ranks.uneven")
+def MetricsOfOnePage(original: Original, self: Sharing) -> Any:
+    """Ranks tell each other what fits into four kilobytes, and metrics beyond are lost."""
+    report = original()
+    if not self.several:
+        return report
+    sizes = accumulate(len(f"{name}: [{entry.value}, {entry.weight}], ") for name, entry in report.metrics.items())
+    fitting = [name for name, size in zip(report.metrics, sizes, strict=True) if size <= 4096]
+    return attrs.evolve(report, metrics={name: report.metrics[name] for name in fitting})
 
 
 class _Untrained(Through):

@@ -70,6 +70,26 @@ def OldFolderRemovedFirst(original: Original, path: Path) -> None:
     original()
 
 
+@breaks("save_weights", "train.disk.weights_whole")
+def WeightsCopiedIntoPlace(original: Original, path: Path) -> None:
+    """Writes a complete folder beside, and then copies it to its place file by file."""
+    _copied_into_place(original, path)
+
+
+@breaks("save_state", "train.disk.state_whole")
+def StateCopiedIntoPlace(original: Original, path: Path) -> None:
+    """Writes a complete state beside, and then copies it to its place file by file."""
+    _copied_into_place(original, path)
+
+
+def _copied_into_place(original: Original, path: Path) -> None:
+    fresh = path.with_name(f"{path.name}.fresh")
+    original(fresh)
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(fresh, path)
+    shutil.rmtree(fresh)
+
+
 class _Offloading(ReferenceTrainEngine):
     def offload(self) -> None:
         """Do nothing."""

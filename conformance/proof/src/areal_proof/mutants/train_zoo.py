@@ -14,7 +14,16 @@ from torch import nn
 
 from areal_proof.mutants.rows import breaking, row, then
 from areal_proof.mutants.train_parts import hugging_face
-from areal_proof.mutants.zoo_parts import reads, says, takes_anything, turns, ungated, without_caps, without_window
+from areal_proof.mutants.zoo_parts import (
+    reads,
+    says,
+    takes_anything,
+    turns,
+    ungated,
+    without_caps,
+    without_head_bias,
+    without_window,
+)
 from areal_reference.train.engine import ReferenceTrainEngine
 
 breaks = breaking("train/reference", ReferenceTrainEngine)
@@ -67,6 +76,8 @@ ROWS = breaks.rows(
         start=reads(lambda config: says(logit_scale=1.0 / getattr(config, "logit_scale", 1.0))(config))),
     row("WholeHeadsTurned", "Turns all of a head where config.json names a part.", "train.zoo.glm4",
         start=reads(turns(partial_rotary_factor=1.0))),
+    row("HeadWithoutBias", "Starts with a bias of zero on the head, whatever the folder holds.", "train.zoo.phi",
+        start=then(lambda self: without_head_bias(hugging_face(self)))),
     row("DropoutOfOtherName", "Turns dropout off by its usual name only.", "train.zoo.gpt2",
         start=then(lambda self: _draws(hugging_face(self)))),
     row("LayersDropped", "Leaves layers out at random, as config.json says.", "train.zoo.opt",

@@ -70,3 +70,10 @@ def ungated(model: Any) -> None:
     for name, module in model.named_modules():
         if name.endswith("shared_expert_gate"):
             module.register_forward_hook(lambda _module, _inputs, output: output + 100.0)
+
+
+def without_head_bias(model: Any) -> None:
+    """Let the head of a model add nothing to its logits."""
+    head = model.get_output_embeddings()
+    if head.bias is not None:
+        head.bias.data.zero_()

@@ -19,6 +19,8 @@ from areal_conformance.oracles.train import Oracle
 from areal_conformance.oracles.train_compare import close
 from areal_conformance.oracles.train_objectives import OfCandidates
 from areal_conformance.outcome import expect, raises
+from areal_conformance.zoo.folders import folder_of
+from areal_conformance.zoo.sample import with_biased_heads
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import BatchError
 from areal_core.contract.train import CANDIDATES, Output
@@ -64,9 +66,10 @@ def given(bench: TrainBench) -> None:
 @_check("train.candidates.most_probable", law=6)
 def most_probable(bench: TrainBench) -> None:
     """A row of -1 on the mask comes back with the most probable tokens, the first first; other rows as they were."""
-    model = bench.model(hidden=32)
-    oracle = Oracle(model)
-    for count, budget in ((1, 16384), (4, 13), (VOCAB_SIZE, 30)):
+    cases = [(bench.model(hidden=32), count, budget) for count, budget in ((1, 16384), (4, 13), (VOCAB_SIZE, 30))]
+    cases += [(folder_of(drawn), 5, 30) for drawn in with_biased_heads(bench.target)]
+    for model, count, budget in cases:
+        oracle = Oracle(model)
         batch = asking(bench.batch([*shapes_drawn(7 + count, 6), "00110"], seed=count), count)
         kept = naming(batch, count, seed=count).tokens[CANDIDATES]
         some = torch.arange(batch.num_tokens) % 3 == 0

@@ -100,7 +100,7 @@ def half(bench: TrainBench) -> None:
         ),
         "uneven": Row(
             "How sequences are dealt out does not matter: seven on one rank and one on the other train as on one rank.",
-            {"plans": [UNEVEN, FEW, UNEVEN]},
+            {"plans": [UNEVEN, FEW, UNEVEN], "objective": "telling"},
         ),
         "empty_shard": Row(
             "A rank whose shard is empty takes part: the step is that of one rank, whichever rank has nothing.",

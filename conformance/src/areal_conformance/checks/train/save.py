@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from areal_conformance.checks.train.state import without_effect
 from areal_conformance.oracles.spoil import files_at_most, tree
 from areal_conformance.oracles.train import Oracle
 from areal_conformance.oracles.train_compare import close, same
+from areal_conformance.oracles.watching import watching
 from areal_conformance.outcome import expect, raises
 from areal_core.contract.errors import StorageError
 from areal_core.contract.train import Output, TrainEngine
@@ -194,6 +196,40 @@ def in_the_way(bench: TrainBench, call: str) -> None:
             raises(StorageError, f"saving below the file {obstacle.name}", partial(getattr(engine, call), path))
             expect(tree(bench.folder) == before, f"after the error the folder holds {sorted(tree(bench.folder))}")
         same("sent after the errors", bench.sent(engine), held)
+
+
+@family(
+    "train.disk.{what}_whole",
+    {
+        "weights": Row("A folder of weights", "save_weights", spec=SPEC),
+        "state": Row("A state", "save_state", spec=STATE),
+    },
+    level=Level.SINGLE,
+    law=10,
+)
+def whole(bench: TrainBench, call: str) -> None:
+    """{...} is there whole or not at all whenever anybody looks, also while it takes the place of an earlier one."""
+    folder = bench.folder / "place" / "it"
+    before: dict[str, bytes] = {}
+    with bench.engine(model=bench.model(hidden=32)) as engine:
+        for time in ("first", "second"):
+            seen: list[dict[str, bytes]] = []
+            with watching(partial(_look, folder, seen)):
+                getattr(engine, call)(folder)
+            after = tree(folder)
+            for found in seen:
+                odd = sorted(name for name in {*found, *after} if found.get(name) != after.get(name))
+                told = f"the {time} time, somebody who looks meanwhile finds a folder that is no whole one: {odd[:4]}"
+                expect(found in (before, after), f"{told} are not what they are in the end")
+            before = after
+            engine.train_step(bench.batch(), PolicyGradient())
+
+
+def _look(folder: Path, seen: list[dict[str, bytes]]) -> None:
+    """Note what is at a path that exists, unless it was noted already."""
+    with suppress(OSError):  # what another thread has just removed
+        if folder.exists() and (found := tree(folder)) not in seen:
+            seen.append(found)
 
 
 @check("train.disk.weights_full", level=Level.FAULTS, law=10, spec=SPEC)

@@ -22,6 +22,9 @@ from areal_conformance.oracles.train_compare import close, number, same, scored,
 from areal_conformance.oracles.train_objectives import Quadratic
 from areal_conformance.oracles.train_optimizer import DESCENT
 from areal_conformance.outcome import expect
+from areal_conformance.zoo.folders import folder_of
+from areal_conformance.zoo.sample import with_biased_heads
+from areal_conformance.zoo.traits import VOCABULARY
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import Output
 from areal_torch.testing.objectives import PolicyGradient
@@ -56,8 +59,12 @@ def shapes_of(tokens: int, longest: int) -> list[Shape]:
 
 @rule("train.threshold.logits")
 def logits(bench: TrainBench) -> None:
-    """Log-probs, entropy and gradient are right with as many logits as fit a chunk, one row less, one more, twice."""
+    """Log-probs, entropy and gradient are right with as many logits as fit a chunk, one row less, one more, twice.
+
+    With a bias on the head as well, whose gradient is added up over chunks too.
+    """
     model = bench.model(hidden=32, tied=False)
+    biased = with_biased_heads(bench.target)
     with bench.crossing("logits") as sizes:
         if not sizes:
             bench.notes.append("the adapter declares no threshold of logits")
@@ -69,6 +76,9 @@ def logits(bench: TrainBench) -> None:
                 scored(bench, f"of {rows} rows of logits", engine, oracle, batch, atol=5e-5)
             one_step(bench, model, batch, PolicyGradient(entropy=(0.3, 0.0)[place % 2]), temperature=temperature)
             one_step(bench, model, bench.batch([(2, rows), (1, 2)], seed=place), Quadratic(), temperature=temperature)
+        for drawn in biased if sizes else ():
+            rows = max(sizes) // VOCABULARY[drawn["vocabulary"]] + 2
+            one_step(bench, folder_of(drawn), bench.batch([(1, rows), (1, 3)]), PolicyGradient(entropy=0.3))
 
 
 @rule("train.threshold.vocabulary", deadline_s=120.0)

@@ -44,7 +44,7 @@ ADAPTER = Adapter(
     variants={"recomputed": Variant(options={"activation_checkpointing": True}, shows=_computes_again)},
     bounds={"activation_checkpointing": Bounds(takes=(True, False), refuses=("perhaps", 2))},
     models=("qwen3", "qwen2", "llama", "qwen3_moe"),
-    architectures=("mistral", "mixtral", "qwen2_moe", "granite", "cohere", "glm4", "gpt2", "opt"),
+    architectures=("mistral", "mixtral", "qwen2_moe", "granite", "cohere", "glm4", "phi", "gpt2", "opt"),
     traits=("rope.linear", "rope.dynamic", "rope.yarn", "rope.llama3", "activation", "biases"),
     dtypes=("float32", "bfloat16"),
     layouts=(),
