@@ -22,7 +22,8 @@ EPISODES = 128
 GOAL = 250.0
 
 
-def _seconds(process: psutil.Process) -> float:
+def processor_seconds(process: psutil.Process) -> float:
+    """Return what all threads of a process have used so far."""
     times = process.cpu_times()
     return times.user + times.system
 
@@ -44,7 +45,7 @@ def main() -> int:
         for number in range(repeats):
             folder = Path(scratch) / f"run-{number}"
             for name, samples in family.train(
-                TASK, model, folder, [f"steps={steps}"], _seconds, every_s=PERIOD_S
+                TASK, model, folder, [f"steps={steps}"], processor_seconds, every_s=PERIOD_S
             ).items():
                 found.setdefault(name, []).append(for_each_episode(samples, steps))
     spread = {name: frame.spread(each) for name, each in found.items()}

@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import runs
@@ -19,8 +20,7 @@ from areal_core.loop.run_folder import RunFolder
 from areal_tasks.quickstart.quickstart import preset_path
 
 CONTROLLER = "controller"
-Samples = dict[str, list[tuple[int, float]]]
-"""Of every process: (steps recorded, what was read), in the order of time."""
+Read = TypeVar("Read")
 
 
 def train(
@@ -28,11 +28,13 @@ def train(
     model: Path,
     folder: Path,
     overrides: Sequence[str],
-    read: Callable[[psutil.Process], float],
+    read: Callable[[psutil.Process], Read],
     *,
     every_s: float,
-) -> Samples:
+) -> dict[str, list[tuple[int, Read]]]:
     """Train a quickstart preset without evaluations and read of every process until the run ends.
+
+    Returns, of every process, (steps recorded, what was read) in the order of time.
 
     Raises:
         SystemExit: the run failed; its last lines are shown.
@@ -58,9 +60,11 @@ def _steps_done(metrics: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
 
-def _watch(command: Sequence[str], folder: Path, read: Callable[[psutil.Process], float], every_s: float) -> Samples:
+def _watch(
+    command: Sequence[str], folder: Path, read: Callable[[psutil.Process], Read], every_s: float
+) -> dict[str, list[tuple[int, Read]]]:
     log = folder.parent / "run.log"
-    seen: Samples = defaultdict(list)
+    seen: dict[str, list[tuple[int, Read]]] = defaultdict(list)
     names: dict[int, str] = {}
     with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=runs.environment()) as run:
         controller = psutil.Process(run.pid)

@@ -17,6 +17,7 @@ SCRIPTS = (
     "orchestration",
     "scale",
     "controller",
+    "processor_bound",
     "rpc",
     "long_batch",
     "weight_sync",
