@@ -21,7 +21,7 @@ PIN := $(if $(LOCK),--constraint $(LOCK))
 ENV_TESTS := plugins/areal_environments/tests
 MANIFESTS := pyproject.toml $(wildcard kits/*/pyproject.toml plugins/*/pyproject.toml) conformance/pyproject.toml conformance/proof/pyproject.toml
 
-.PHONY: mutation quickstart test test-runs test-slow test-long test-hostile test-cluster test-browser test-vllm test-sglang test-environments test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench guard wheels lock conformance conformance-quick clean
+.PHONY: mutation quickstart test test-runs test-slow test-long test-hostile test-cluster test-browser test-vllm test-sglang test-environments test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench guard wheels lock conformance conformance-quick conformance-rounds clean
 .DEFAULT_GOAL := quickstart
 
 $(VENV)/pyvenv.cfg:
@@ -99,6 +99,9 @@ conformance: $(DEV) ## the suite on its mutants, then every backend here at leve
 	$(BIN)/areal conformance self-test $(ARGS)
 	AREAL=$(BIN)/areal conformance/certify.sh
 	$(BIN)/python tools/report_table.py docs/conformance
+
+conformance-rounds: $(DEV) ## every reference 20 times beside a machine with twice as much to do as cores: hours; ARGS="--only 'transport-*'" for some
+	$(BIN)/python tools/rounds.py --out build/rounds $(ARGS)
 
 conformance-quick: $(DEV) ## the suite on its references and mutants, then the other backends here at levels 0 to 2; TRAINERS=fsdp for one of them
 	$(BIN)/areal conformance self-test $(ARGS)

@@ -19,6 +19,7 @@ import pytest
 
 from areal_conformance.check import Check
 from areal_conformance.outcome import Outcome, Result
+from areal_conformance.rank_pool.fork_server import fork_server
 from areal_conformance.run import suite as suites
 from areal_conformance.run.asked import Asked
 from areal_conformance.run.journal import Journal
@@ -121,6 +122,8 @@ class RunPlugin:
             result = Result(check=check.id, outcome=Outcome.NOT_RUN)
         else:
             if self._session is None:
+                if self.plan.target.role == "train" and any(one.ranks > 1 for one in self.plan.checks):
+                    fork_server()  # it gets ready while checks of one rank run
                 self._session = self._suite.session(self.plan.target)
             with warnings.catch_warnings():
                 warnings.simplefilter("default")  # a host's filterwarnings = error must not fail a backend

@@ -60,7 +60,8 @@ class TrainBench(Bench):
         self.info: EngineInfo | None = None
         self._alive: list[TrainEngine] = []
         self._models: dict[tuple[tuple[str, Any], ...], Path] = {}
-        self._pool: Any = None  # Any: areal_conformance.rank_pool.pool.RankPool, imported when needed
+        self._pool: RankPool | None = None
+        self._seen: dict[str, list[Any]] = {}  # Any: plain json
 
     def model(self, **arguments: Any) -> Path:
         """Return a tiny model folder, made once per session. Any: the arguments of `make_tiny_model`."""
@@ -176,6 +177,16 @@ class TrainBench(Bench):
             program, world_size, arguments, self.folder, deadline_s, apart_s=apart_s, may_die=may_die
         )
         return results
+
+    def looked(self, program: str, world_size: int, **arguments: Any) -> list[Any]:
+        """As `on_ranks`, but made once in a session: for programs that only look, of which several checks judge a part.
+
+        Any: arguments and results are plain json. What raises is made again.
+        """
+        key = json.dumps([program, world_size, arguments], sort_keys=True)
+        if key not in self._seen:
+            self._seen[key] = self.on_ranks(program, world_size, **arguments)
+        return self._seen[key]
 
     async def end(self, *, passed: bool) -> None:
         """Close engines the check left open, and free the process for the next one."""

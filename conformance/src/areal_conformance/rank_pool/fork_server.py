@@ -37,7 +37,7 @@ class Child:
 
 
 class ForkServer:
-    """Forks processes that have imported torch already."""
+    """Forks processes that have imported torch already. The first fork waits until it has imported it."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="areal-conformance-ranks-"))
@@ -59,7 +59,7 @@ class ForkServer:
                 start_new_session=True,
             )
         self._socket.settimeout(START_S)
-        self._ask(None)
+        self._ready = False
 
     @property
     def alive(self) -> bool:
@@ -69,6 +69,9 @@ class ForkServer:
     def fork(self, warm: str = "") -> Child:
         """Start one rank; `warm` is a `module:function` called before the fork, once, for what it imports."""
         with self._lock:
+            if not self._ready:
+                self._ask(None)
+                self._ready = True
             self._count += 1
             log = self.folder / f"rank-{self._count:04d}.log"
             ours, theirs = socket.socketpair()
@@ -117,7 +120,10 @@ _making = threading.Lock()
 
 
 def fork_server() -> ForkServer:
-    """Return this process's fork server; starts it when first needed, or when it has died."""
+    """Return this process's fork server; starts it when first needed, or when it has died.
+
+    Whoever will need it can ask early: it imports what ranks need while others work.
+    """
     global _server
     with _making:
         if _server is None or not _server.alive:

@@ -63,6 +63,12 @@ def answered(bench: TrainBench, program: str, *, letter: str = "", **arguments: 
         yield layout, bench.on_ranks(program, 2, layout=layout, **arguments)
 
 
+def looked_at(bench: TrainBench, program: str, **arguments: Any) -> Iterator[Answered]:
+    """As `answered`, but the program runs once in a session for all checks that judge a part of what it tells."""
+    for layout in layouts(bench):
+        yield layout, bench.looked(program, 2, layout=layout, **arguments)
+
+
 def layout_of(text: str) -> dict[str, int]:
     """Return a layout written as in a backend string."""
     return dict(parse_backend(f"any:{text}").layout)

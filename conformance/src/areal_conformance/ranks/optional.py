@@ -16,7 +16,7 @@ from torch import Tensor
 from areal_conformance.oracles.train_experts import KIND, RoutedOracle
 from areal_conformance.oracles.train_images import showing
 from areal_conformance.oracles.train_objectives import OfCandidates
-from areal_conformance.ranks.answers import SHAPES, Rows, error_of, gap, shard
+from areal_conformance.ranks.answers import SHAPES, Rows, error_of, gap, once, shard, union_of
 from areal_conformance.ranks.bench import RankBench
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import CANDIDATES, ROUTED_EXPERTS, LoraSpec, Objective, Output, TrainEngine
@@ -139,13 +139,16 @@ def _compared(
     with bench.engine(claim, layout=layout, **fields) as engine:
         shards = [shard(bench, batch, plan) for batch, plan in zip(batches, plans, strict=True)]
         out, sent = _run(bench, engine, shards, call, between)
-    if bench.rank == 0:
-        with bench.by_itself(), bench.engine(claim, **fields) as engine:
-            wholes = [
-                batch.select([row for part in plan for row in part]) for batch, plan in zip(batches, plans, strict=True)
-            ]
-            out["alone"], wanted = _run(bench, engine, wholes, call, None)
-        out["gap"], out["worst"] = gap(wanted, sent)
+    if bench.rank != 0:
+        return out
+
+    def alone() -> tuple[dict[str, Any], dict[str, Tensor]]:
+        with bench.engine(claim, **fields) as single:
+            wholes = [batch.select(union_of(plan)) for batch, plan in zip(batches, plans, strict=True)]
+            return _run(bench, single, wholes, call, None)
+
+    out["alone"], wanted = once(bench, f"{claim} {plans}", alone)
+    out["gap"], out["worst"] = gap(wanted, sent)
     return out
 
 

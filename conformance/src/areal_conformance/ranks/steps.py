@@ -44,6 +44,7 @@ def train(
     objective: str = "gain",
     trained: list[list[int]] | None = None,
     late: int | None = None,
+    sends: int = 1,
     meet: bool = False,
     shapes: list[list[int]] | None = None,
     small: str = "",
@@ -53,7 +54,8 @@ def train(
 
     Args:
         trained: for each step, the sequences that are trained on; the masks of the others are cleared.
-        late: the rank whose every call comes late.
+        late: the rank whose first call comes late, and in turn with the others every further one.
+        sends: how often the weights are sent at the end, of which the last are told.
         meet: whether ranks wait for each other between steps, so that one that hangs is seen at once.
         shapes: prompt and generated tokens of each sequence, instead of SHAPES.
         small: what the thresholds count that are made small on several ranks; one rank by itself has them as they are.
@@ -71,13 +73,14 @@ def train(
     with bench.varied(variant), bench.crossing(small), bench.engine(model=folder, layout=layout, **fields) as engine:
         out = placed(bench)
         out["reports"] = []
-        for plan, batch in zip(plans, batches, strict=True):
-            _wait(bench, late)
+        for number, (plan, batch) in enumerate(zip(plans, batches, strict=True)):
+            _wait(bench, late, number)
             out["reports"].append(told(engine.train_step(shard(bench, batch, plan), OBJECTIVES[objective]())))
             if meet:
                 bench.share()
-        _wait(bench, late)
-        sent = bench.sent(engine)
+        for number in range(sends):
+            _wait(bench, late, len(plans) + number)
+            sent = bench.sent(engine)
     if bench.rank != 0:
         return out
 
@@ -100,37 +103,47 @@ def train(
 def scores(
     bench: RankBench,
     layout: dict[str, int],
-    rows: Rows,
+    plans: list[Rows],
     *,
     outputs: list[str],
     spec: dict[str, Any] | None = None,
     model: dict[str, Any] | None = None,
     variant: str = "",
 ) -> dict[str, Any]:
-    """Score shards before and after a step; rank 0 tells what one rank, no variant, gives for the whole batch."""
+    """Score shards before and after a step, plan by plan; rank 0 tells what one rank, no variant, gives for all."""
     folder = bench.model(**(model or {}))
     batch = bench.batch(SHAPES)
     wanted = frozenset(Output(name) for name in outputs)
     objective = OBJECTIVES["values" if Output.VALUES in wanted else "gain"]
-    out: dict[str, Any] = {}
+    out: dict[str, Any] = {"scored": []}
     with bench.varied(variant), bench.engine(model=folder, layout=layout, **(spec or {})) as engine:
-        mine = shard(bench, batch, rows)
-        out["rows"] = mine_of(bench, rows)
-        for moment in ("before", "after"):
-            scored = engine.forward(mine, wanted)
-            bench.share()
-            out[moment] = {name: _by_sequence(scored, name) for name in outputs}
-            out["kept"] = same_columns(mine, scored, outputs) or out.get("kept", "")
-            engine.train_step(mine, objective())
+        for rows in plans:
+            mine = shard(bench, batch, rows)
+            one: dict[str, Any] = {"rows": mine_of(bench, rows), "kept": ""}
+            for moment in ("before", "after"):
+                scored = engine.forward(mine, wanted)
+                bench.share()
+                one[moment] = {name: _by_sequence(scored, name) for name in outputs}
+                one["kept"] = same_columns(mine, scored, outputs) or one["kept"]
+                engine.train_step(mine, objective())
+            out["scored"].append(one)
     if bench.rank != 0:
         return out
-    with bench.by_itself(), bench.engine(model=folder, **(spec or {})) as engine:
-        whole = batch.select(union_of(rows))
-        for moment in ("before", "after"):
-            scored = engine.forward(whole, wanted)
-            out[f"alone_{moment}"] = {name: _by_sequence(scored, name) for name in outputs}
-            engine.train_step(whole, objective())
-        out["order"] = union_of(rows)
+
+    def alone() -> list[dict[str, Any]]:
+        found = []
+        with bench.engine(model=folder, **(spec or {})) as single:
+            for rows in plans:
+                one: dict[str, Any] = {"order": union_of(rows)}
+                whole = batch.select(one["order"])
+                for moment in ("before", "after"):
+                    scored = single.forward(whole, wanted)
+                    one[moment] = {name: _by_sequence(scored, name) for name in outputs}
+                    single.train_step(whole, objective())
+                found.append(one)
+        return found
+
+    out["alone"] = once(bench, f"scores {plans} {outputs} {spec} {model}", alone)
     return out
 
 
@@ -172,11 +185,16 @@ def not_finite(bench: RankBench, layout: dict[str, int], rows: Rows, *, bad: int
         out["skipped_again"] = told(engine.train_step(wrong, OBJECTIVES["gain"]()))
         out["good"].append(told(engine.train_step(good, OBJECTIVES["gain"]())))
         sent = bench.sent(engine)
-    if bench.rank == 0:
-        with bench.by_itself(), bench.engine(optimizer=optimizer) as engine:
+    if bench.rank != 0:
+        return out
+
+    def alone() -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+        with bench.engine(optimizer=optimizer) as single:
             whole = batch.select(union_of(rows))
-            out["alone"] = [told(engine.train_step(whole, OBJECTIVES["gain"]())) for _ in range(2)]
-            out["gap"], out["worst"] = gap(bench.sent(engine), sent)
+            return [told(single.train_step(whole, OBJECTIVES["gain"]())) for _ in range(2)], bench.sent(single)
+
+    out["alone"], reference = once(bench, f"finite {rows}", alone)
+    out["gap"], out["worst"] = gap(reference, sent)
     return out
 
 
@@ -227,12 +245,12 @@ def _trained_on(batch: Batch, rows: list[int] | None) -> Batch:
     return batch.with_tokens(loss_mask=batch.tokens["loss_mask"] & chosen)
 
 
-def _wait(bench: RankBench, late: int | None) -> None:
+def _wait(bench: RankBench, late: int | None, number: int) -> None:
     if late is None:
         return
     bench.share()
-    if bench.rank == late:
-        time.sleep(0.5)  # the fault itself: this rank is called later than the others
+    if bench.rank == (late + number) % bench.world_size:
+        time.sleep(0.3)  # the fault itself: this rank is called later than the others
 
 
 def _wrong(bench: RankBench, good: Batch, defect: str) -> Batch:

@@ -7,6 +7,7 @@ Does not know: what is right; the checks judge.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -92,20 +93,22 @@ def sends(bench: RankBench, layout: dict[str, int], rows: Rows, *, model: dict[s
     return out
 
 
-def failing_sink(bench: RankBench, layout: dict[str, int], rows: Rows, *, at: str) -> dict[str, Any]:
-    """Send into a sink that fails, or that changes a bit; then send again and step."""
+def failing_sink(bench: RankBench, layout: dict[str, int], rows: Rows, *, moments: list[str]) -> list[dict[str, Any]]:
+    """Send into sinks that fail, each at another moment, or that change a bit; after each send again and step."""
     batch = bench.batch(SHAPES)
+    found = []
     with bench.engine(layout=layout) as engine:
         mine = shard(bench, batch, rows)
         engine.train_step(mine, OBJECTIVES["gain"]())
-        sink: MemorySink = MemorySink(spoil=_flip) if at == "spoiled" else FailingSink(at)
-        out: dict[str, Any] = {"error": error_of(lambda: engine.send_weights(sink if bench.rank == 0 else None, 2))}
-        bench.share()
-        out["aborted"] = sink.aborted
-        again = MemorySink()
-        out["again"] = _received(again, engine.send_weights(again if bench.rank == 0 else None, 3))
-        out["step"] = told(engine.train_step(mine, OBJECTIVES["gain"]()))
-    return out
+        for at in moments:
+            sink: MemorySink = MemorySink(spoil=_flip) if at == "spoiled" else FailingSink(at)
+            error = error_of(partial(engine.send_weights, sink if bench.rank == 0 else None, 2))
+            bench.share()
+            again = MemorySink()
+            received = _received(again, engine.send_weights(again if bench.rank == 0 else None, 3))
+            step = told(engine.train_step(mine, OBJECTIVES["gain"]()))
+            found.append({"error": error, "aborted": sink.aborted, "again": received, "step": step})
+    return found
 
 
 def saves_nowhere(bench: RankBench, layout: dict[str, int], rows: Rows, *, call: str) -> dict[str, Any]:

@@ -27,6 +27,9 @@ _VALUE_ENDING = "ForTokenClassification"
 _RANDOM = ("dropout", "pdrop", "layerdrop", "dropout_prob", "dropout_rate", "jitter_noise")
 """How keys of config.json end that make a model in training draw."""
 _TRIED = 4
+"""Tokens of the trial."""
+_FOUND_FIT: set[tuple[type, str]] = set()
+"""Classes and config.json of models whose attention was tried in this process: engines are started again in one."""
 _HARMLESS = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
 
 
@@ -212,7 +215,8 @@ def _try_attention(path: str, empty: Model) -> None:
     Raises:
         ModelError: a layer attends otherwise than fully and causally, or keeps packed sequences together.
     """
-    if _sees(empty.config):
+    known = type(empty), (Path(path) / "config.json").read_text()
+    if _sees(empty.config) or known in _FOUND_FIT:
         return
     packing = attention.Packing(
         cu_seqlens=torch.tensor([0, _TRIED]),
@@ -229,6 +233,7 @@ def _try_attention(path: str, empty: Model) -> None:
         raise ModelError(f"model {path!r} cannot be trained: {error.what}", why=error.why, fix=error.fix) from error
     except Exception:  # what depends on values has none here, such as the routing of experts: it tells nothing
         return
+    _FOUND_FIT.add(known)
 
 
 def identity(model: Model, head: Head, *, trained: bool) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
+import stat
 import struct
 import sys
 import threading
@@ -66,14 +67,15 @@ def _can_be_shut() -> bool:
 def listening_sockets() -> dict[int, int]:
     """Return the internet sockets this process listens at: inode -> descriptor. Linux only."""
     found = {}
-    for entry in sorted(Path("/proc/self/fd").iterdir()):
+    for descriptor in sorted(int(entry.name) for entry in Path("/proc/self/fd").iterdir()):
         try:
-            if not str(entry.readlink()).startswith("socket:"):
+            told = os.fstat(descriptor)
+            if not stat.S_ISSOCK(told.st_mode):
                 continue
-            with socket.socket(fileno=os.dup(int(entry.name))) as line:
+            with socket.socket(fileno=os.dup(descriptor)) as line:
                 internet = line.family in (socket.AF_INET, socket.AF_INET6)
                 if internet and line.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    found[os.fstat(line.fileno()).st_ino] = int(entry.name)
+                    found[told.st_ino] = descriptor
         except OSError:
             continue  # closed meanwhile
     return found

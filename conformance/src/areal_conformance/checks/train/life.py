@@ -21,7 +21,7 @@ from areal_conformance.benches.base import SOON_S
 from areal_conformance.benches.process import listening
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
-from areal_conformance.oracles.memory import held_bytes
+from areal_conformance.oracles.memory import held_bytes, of_newcomers
 from areal_conformance.oracles.train import Oracle
 from areal_conformance.oracles.train_compare import close, same
 from areal_conformance.outcome import expect, raises
@@ -85,6 +85,7 @@ def again(bench: TrainBench) -> None:
 
 
 @check("train.close.lets_go", level=Level.SINGLE, law=10, spec=CLOSE)
+@of_newcomers()
 def lets_go(bench: TrainBench) -> None:
     """`close` leaves nothing behind: no process group, descriptor, thread, process, port, or tensor of the model."""
     me = psutil.Process()

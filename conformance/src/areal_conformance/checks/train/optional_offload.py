@@ -12,7 +12,7 @@ from typing import Any
 
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
-from areal_conformance.oracles.memory import held_bytes
+from areal_conformance.oracles.memory import held_bytes, of_newcomers
 from areal_conformance.oracles.train_compare import same
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError
@@ -58,6 +58,7 @@ def exact(bench: TrainBench) -> None:
 
 
 @rule("train.offload.frees", law=10)
+@of_newcomers()
 def frees(bench: TrainBench) -> None:
     """`offload` frees the memory of weights and optimizer on the device, each time, not only the first."""
     device = bench.target.torch_type
@@ -76,6 +77,7 @@ def frees(bench: TrainBench) -> None:
 
 
 @rule("train.offload.frozen", law=4)
+@of_newcomers()
 def frozen(bench: TrainBench) -> None:
     """A frozen role, which has no optimizer, is offloaded as well, and scores as before."""
     device = bench.target.torch_type

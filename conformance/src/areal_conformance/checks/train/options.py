@@ -61,6 +61,6 @@ def ranks(bench: TrainBench) -> None:
             layout = layout_of(text)
             given: dict[str, Any] = {"variant": name, "model": dict(variant.model), "spec": _SMALL}
             as_on_one_rank(bench, layout, plans=[EVEN, UNEVEN, FEW], **given)
-            scored_as_on_one_rank(bench, layout, FEW, ["logprobs", "entropy"], **given)
+            scored_as_on_one_rank(bench, layout, [FEW], ["logprobs", "entropy"], **given)
             if bench.target.claimed("checkpoint.exact"):
                 same_after_load(bench, layout, variant=name, model=dict(variant.model))

@@ -22,6 +22,7 @@ from areal_conformance.ranks.layouts import (
     answered,
     close,
     layouts,
+    looked_at,
     named,
     same_on_all,
     same_report,
@@ -41,7 +42,7 @@ _check = partial(check, level=Level.DISTRIBUTED, law=6, spec="train#train_step",
 @_check("train.ranks.placement", spec="train#start")
 def placement(bench: TrainBench) -> None:
     """EngineInfo tells each rank its shard: every shard has a rank, ranks of one shard only differ in other axes."""
-    for layout, answers in answered(bench, _PLACEMENT):
+    for layout, answers in looked_at(bench, _PLACEMENT):
         size = layout.get("d", 1)
         alone = {**answers[0]["alone_placed"], "data_size": size}
         for rank, answer in enumerate(answers):
@@ -58,7 +59,7 @@ def placement(bench: TrainBench) -> None:
 @_check("train.ranks.close_frees", law=10, spec="train#close")
 def close_frees(bench: TrainBench) -> None:
     """After close, twice, no rank listens on a port or has a child it had not before, and can start again."""
-    for layout, answers in answered(bench, _PLACEMENT):
+    for layout, answers in looked_at(bench, _PLACEMENT):
         for rank, answer in enumerate(answers):
             expect(not answer["left"], f"layout {named(layout)}: after close rank {rank} still has {answer['left']}")
         same_on_all(layout, [answer["report"] for answer in answers], "the report after a second start")
@@ -151,23 +152,22 @@ def value_head(bench: TrainBench) -> None:
     """A critic on several ranks learns and estimates as on one rank."""
     for layout in layouts(bench):
         as_on_one_rank(bench, layout, plans=[EVEN, UNEVEN], spec={"head": "value"}, objective="values")
-        scored_as_on_one_rank(bench, layout, FEW, ["values"], spec={"head": "value"})
+        scored_as_on_one_rank(bench, layout, [FEW], ["values"], spec={"head": "value"})
 
 
 @_check("train.ranks.late", law=9, spec="train#TrainEngine")
 def late(bench: TrainBench) -> None:
-    """A rank that is called later than the others is waited for, within the timeout, and nothing changes."""
-    for layout in layouts(bench):
-        for rank in (0, 1):
-            as_on_one_rank(bench, layout, plans=[EVEN, UNEVEN], late=rank)
+    """A rank that is called later than the others, this one or that, is waited for, and nothing changes."""
+    for number, layout in enumerate(layouts(bench)):
+        as_on_one_rank(bench, layout, plans=[EVEN, UNEVEN], late=number % 2, sends=2)
 
 
 @_check("train.ranks.forward", spec="train#forward")
 def forward(bench: TrainBench) -> None:
     """`forward` returns this rank's shard, in its order, with one rank's columns, before and after a step."""
     for layout in layouts(bench):
-        for rows in ([[5, 0, 2], [1, 7, 6, 3, 4]], NOTHING_ON_LAST, NOTHING_ON_FIRST):
-            scored_as_on_one_rank(bench, layout, rows, ["logprobs", "entropy"], spec={"max_tokens_per_microbatch": 30})
+        plans = [NOTHING_ON_LAST, NOTHING_ON_FIRST, [[5, 0, 2], [1, 7, 6, 3, 4]]]
+        scored_as_on_one_rank(bench, layout, plans, ["logprobs", "entropy"], spec={"max_tokens_per_microbatch": 30})
 
 
 @_check("train.ranks.not_finite", spec="train#TrainReport", deadline_s=40.0)
@@ -225,7 +225,7 @@ def lora(bench: TrainBench) -> None:
 @_check("train.ranks.loopback", law=11, spec="train#RankContext")
 def loopback(bench: TrainBench) -> None:
     """Ranks that meet at a loopback address listen on no wildcard address: nobody outside can write to them."""
-    for layout, answers in answered(bench, _PLACEMENT):
+    for layout, answers in looked_at(bench, _PLACEMENT):
         for rank, answer in enumerate(answers):
             wild = [address for address in answer["listens"] if address in ("0.0.0.0", "::")]
             expect(not wild, f"layout {named(layout)}: rank {rank} listens on {wild}, that is on every interface")
@@ -244,20 +244,21 @@ def as_on_one_rank(
 
 
 def scored_as_on_one_rank(
-    bench: TrainBench, layout: dict[str, int], rows: list[list[int]], outputs: list[str], **arguments: Any
+    bench: TrainBench, layout: dict[str, int], plans: list[Any], outputs: list[str], **arguments: Any
 ) -> None:
-    """Expect scores on several ranks to be those of one rank. Any: arguments of the program."""
-    given: dict[str, Any] = {"layout": layout, "rows": rows, "outputs": outputs, **arguments}
+    """Expect scores on several ranks, plan by plan, to be those of one rank. Any: arguments of the program."""
+    given: dict[str, Any] = {"layout": layout, "plans": plans, "outputs": outputs, **arguments}
     answers = bench.on_ranks("areal_conformance.ranks.steps:scores", 2, apart_s=APART_S, **given)
-    order = answers[0]["order"]
-    for rank, answer in enumerate(answers):
-        expect(not answer["kept"], f"layout {named(layout)}, rank {rank}: forward changed its shard: {answer['kept']}")
-        for moment in ("before", "after"):
-            for name in outputs:
-                whole = dict(zip(order, answers[0][f"alone_{moment}"][name], strict=True))
-                for row, scores in zip(answer["rows"], answer[moment][name], strict=True):
-                    what = f"rank {rank}, {name} of sequence {row} {moment} a step"
-                    _same_scores(bench, layout, whole[row], scores, what)
+    for number, alone in enumerate(answers[0]["alone"]):
+        for rank, answer in enumerate(answers):
+            told, where = answer["scored"][number], f"rank {rank} with shards {plans[number]}"
+            expect(not told["kept"], f"layout {named(layout)}, {where}: forward changed its shard: {told['kept']}")
+            for moment in ("before", "after"):
+                for name in outputs:
+                    whole = dict(zip(alone["order"], alone[moment][name], strict=True))
+                    for row, scores in zip(told["rows"], told[moment][name], strict=True):
+                        what = f"{where}, {name} of sequence {row} {moment} a step"
+                        _same_scores(bench, layout, whole[row], scores, what)
 
 
 def _same_scores(

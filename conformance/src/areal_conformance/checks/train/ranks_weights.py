@@ -13,7 +13,17 @@ from typing import Any
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import expect
-from areal_conformance.ranks.layouts import APART_S, EVEN, UNEVEN, answered, named, no_gap, raised_on_all, same_on_all
+from areal_conformance.ranks.layouts import (
+    APART_S,
+    EVEN,
+    UNEVEN,
+    answered,
+    looked_at,
+    named,
+    no_gap,
+    raised_on_all,
+    same_on_all,
+)
 
 _SENDS = "areal_conformance.ranks.weights:sends"
 _MODELS: tuple[dict[str, Any], ...] = ({}, {"tied": False, "hidden": 32, "vocab_size": 66})
@@ -23,7 +33,7 @@ _check = partial(check, level=Level.DISTRIBUTED, law=7, spec="train#send_weights
 @_check("train.ranks.send.receipt")
 def receipt(bench: TrainBench) -> None:
     """Rank 0 returns a receipt of what arrived, for the version asked for; the other ranks return None."""
-    for layout, answers in answered(bench, _SENDS, rows=UNEVEN, model={}):
+    for layout, answers in looked_at(bench, _SENDS, rows=UNEVEN, model={}):
         for number, first in enumerate(answers[0]["rounds"]):
             where = f"layout {named(layout)}, send {number}"
             expect(first["receipt"] is not None, f"{where}: rank 0 returned no receipt")
@@ -42,7 +52,7 @@ def receipt(bench: TrainBench) -> None:
 def whole(bench: TrainBench) -> None:
     """Every parameter arrives once, whole, under its own name, with the bits one rank sends: those of the folder."""
     for model in _MODELS:
-        for layout, (first, *_) in answered(bench, _SENDS, rows=UNEVEN, model=model):
+        for layout, (first, *_) in looked_at(bench, _SENDS, rows=UNEVEN, model=model):
             where = f"layout {named(layout)}, model {model}"
             alone, sent = first["alone"], first["rounds"][0]
             for name in ("shapes", "tied"):
@@ -58,7 +68,7 @@ def whole(bench: TrainBench) -> None:
 def fresh(bench: TrainBench) -> None:
     """Each send gives the weights of now: after a step every tensor differs from the send before."""
     for model in _MODELS:
-        for layout, answers in answered(bench, _SENDS, rows=UNEVEN, model=model):
+        for layout, answers in looked_at(bench, _SENDS, rows=UNEVEN, model=model):
             for number, stale in enumerate(answers[0]["frozen"], start=1):
                 where = f"layout {named(layout)}, model {model}"
                 expect(not stale, f"{where}: send {number} gave {stale[:3]} as before the step")
@@ -67,7 +77,7 @@ def fresh(bench: TrainBench) -> None:
 @_check("train.ranks.send.buckets")
 def buckets(bench: TrainBench) -> None:
     """Ranks gather one bucket at a time: small buckets stay small, unless one tensor is larger."""
-    for layout, answers in answered(bench, _SENDS, rows=UNEVEN, model={}):
+    for layout, answers in looked_at(bench, _SENDS, rows=UNEVEN, model={}):
         rounds = answers[0]["rounds"]
         for number, limit in ((0, 1 << 13), (2, 1 << 14)):
             num_buckets, largest = rounds[number]["buckets"], rounds[number]["largest"]
@@ -80,7 +90,7 @@ def buckets(bench: TrainBench) -> None:
 @_check("train.ranks.save_weights", spec="train#save_weights")
 def save_weights(bench: TrainBench) -> None:
     """A saved folder holds the bits that are sent, is there for every rank on return, and nothing is left beside it."""
-    for layout, answers in answered(bench, _SENDS, rows=UNEVEN, model={}):
+    for layout, answers in looked_at(bench, _SENDS, rows=UNEVEN, model={}):
         for number, first in enumerate(answers[0]["rounds"]):
             where = f"layout {named(layout)}, save {number}"
             no_gap(first["saved_gap"], f"{where}: what is saved, and what is sent")
@@ -93,9 +103,10 @@ def save_weights(bench: TrainBench) -> None:
 @_check("train.ranks.send.failing_sink", deadline_s=40.0)
 def failing_sink(bench: TrainBench) -> None:
     """A sink that fails, or holds other bits, is an error on every rank; it is aborted, and the next send works."""
-    for at in ("begin", "bucket 1", "finish", "spoiled"):
-        program = "areal_conformance.ranks.weights:failing_sink"
-        for layout, answers in answered(bench, program, apart_s=APART_S, rows=EVEN, at=at):
+    moments = ("begin", "bucket 1", "finish", "spoiled")
+    program = "areal_conformance.ranks.weights:failing_sink"
+    for layout, told in answered(bench, program, apart_s=APART_S, rows=EVEN, moments=moments):
+        for at, *answers in zip(moments, *told, strict=True):
             kind = "FingerprintMismatch" if at == "spoiled" else "StorageError"
             raised_on_all(layout, answers, [kind], f"a sink that fails at {at!r}")
             first, where = answers[0], f"layout {named(layout)}"
