@@ -65,7 +65,7 @@ def require_ok(result: RewardResult, subject: str) -> float:
 class RewardInput:
     """What a reward function is called with, as keyword arguments of the same names.
 
-    `completion` is the decoded output without special tokens; `row` is the data set's row.
+    `prompt` is the row's own text, or else what was asked, decoded; `completion` the output without special tokens.
     """
 
     prompt: str

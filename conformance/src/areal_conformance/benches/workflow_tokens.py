@@ -54,6 +54,9 @@ def told_right(session: ScriptedSession, tokenizer: Any, row: Mapping[str, Any])
         ends = [str(g.stop_reason) for g in fitting]
         expect(value.stop_reason in ends, f"an output that ended with {ends} is told as {value.stop_reason!r}")
         expect(dict(value.row) == dict(row), f"the row {dict(row)} is told as {dict(value.row)}")
+        own = row.get("prompt")
+        prompts = {own} if isinstance(own, str) else {tokenizer.decode(asked.input_ids) for asked in session.asked}
+        expect(value.prompt in prompts, f"the prompt is told as {value.prompt!r}, it is {prompts}")
 
 
 def _begun_at(trajectory: Trajectory, start: int, every: Sequence[Asked], before: Sequence[Asked]) -> Asked:

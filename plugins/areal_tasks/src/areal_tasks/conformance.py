@@ -6,7 +6,8 @@ Does not know: any check.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from areal_conformance.adapter import Adapter, Variant
 
@@ -50,6 +51,12 @@ _OF_PROMPTS = {
     "image_marker": "words of a text, in conversations with images",
     "image_folder": "where relative paths begin; the suite's images are bytes",
 }
+_ROWS: tuple[Mapping[str, Any], ...] = (
+    {"prompt": "stone>", "answer": "enots"},
+    {"prompt": "abacab>", "answer": "bacaba"},
+    {"messages": [{"role": "user", "content": "baobab>"}], "answer": "baboab"},
+    {"input_ids": [8, 15, 3, 4, 29], "answer": "bamf"},
+)
 SINGLE_TURN = Adapter(
     variants={
         "chat": Variant(options={"chat": True}, shows=_asked, gives=["u>stone>-a>", "u>baobab>-a>"]),
@@ -58,14 +65,10 @@ SINGLE_TURN = Adapter(
         ),
     },
     without_effect=_OF_PROMPTS,
-    rows=(
-        {"prompt": "stone>", "answer": "enots"},
-        {"prompt": "abacab>", "answer": "bacaba"},
-        {"messages": [{"role": "user", "content": "baobab>"}], "answer": "baboab"},
-        {"input_ids": [8, 15, 3, 4, 29], "answer": "bamf"},
-    ),
+    rows=_ROWS,
 )
 CRITIQUE = Adapter(
+    rows=_ROWS,
     options={"adapters": {"adapter": "critic"}},
     variants={
         "question": Variant(

@@ -16,6 +16,7 @@ _CHECKS = (
     "workflow.rows.own_prompt",
     "workflow.rows.unfit",
     "workflow.reward.recorded",
+    "workflow.reward.told_all",
     "workflow.company.at_once",
 )
 

@@ -7,20 +7,22 @@ Does not know: any check.
 
 from __future__ import annotations
 
+import copy
 from typing import TYPE_CHECKING
 
 from areal_conformance.adapter import Adapter, Variant
 
 if TYPE_CHECKING:
     from areal_conformance.benches.workflow import ScriptedSession
+    from areal_core.contract.data import Trajectory
     from areal_core.contract.workflow import RolloutWorkflow
 
 _HALF = 0.5
 """A reward that does not pass."""
 
 
-async def _episode(workflow: RolloutWorkflow, *rewards: float) -> tuple[ScriptedSession, float]:
-    """Make an episode whose answers get these rewards, the last one from there on; return its reward, too."""
+async def _episode(workflow: RolloutWorkflow, *rewards: float) -> tuple[ScriptedSession, tuple[Trajectory, ...]]:
+    """Make an episode whose answers get these rewards, the last one from there on; return its trajectories, too."""
     from areal_conformance.benches.workflow import ScriptedSession, drifting_tokenizer, generation
     from areal_core.contract.workflow import RewardResult
 
@@ -31,19 +33,36 @@ async def _episode(workflow: RolloutWorkflow, *rewards: float) -> tuple[Scripted
         tokenizer=drifting_tokenizer(),
     )
     made = await workflow.arun_episode(session, {"prompt": "stone>", "answer": "enots"})
-    return session, float(made.trajectories[0].reward)  # type: ignore[union-attr]  # these make episodes
+    return session, made.trajectories  # type: ignore[union-attr]  # these make episodes
 
 
-async def _answers(workflow: RolloutWorkflow) -> list[int]:
-    """Return how many answers are given where none passes, and where the first, second and third is worth a half."""
+async def _answers(workflow: RolloutWorkflow) -> list[tuple[int, int]]:
+    """Return how many answers are given, and in how many trajectories.
+
+    Where none passes, and where the first, second and third is worth a half.
+    """
     told = ((0.0,), (_HALF,), (0.0, _HALF), (0.0, 0.0, _HALF, 1.0))
-    return [len((await _episode(workflow, *rewards))[0].asked) for rewards in told]
+    made = [await _episode(workflow, *rewards) for rewards in told]
+    return [(len(session.asked), len(trajectories)) for session, trajectories in made]
+
+
+async def _ends(workflow: RolloutWorkflow) -> list[str]:
+    """Return what ends an answer in each request, for a policy whose turns end with another token than its texts."""
+    from areal_conformance.benches.workflow import ScriptedSession, generation, paying
+    from areal_conformance.benches.workflow_vocabularies import END_OF_TEXT, chat_tokenizer
+
+    tokenizer = copy.deepcopy(chat_tokenizer())
+    tokenizer.eos_token = END_OF_TEXT
+    session = ScriptedSession(script=generation, judge=paying(0.0), tokenizer=tokenizer)
+    await workflow.arun_episode(session, {"prompt": "stone>"})
+    ends = [one.sampling.stop_token_ids if one.sampling else () for one in session.asked]
+    return [tokenizer.decode(sorted(set(each) - set(session.sampling.stop_token_ids))) for each in ends]
 
 
 async def _worth(workflow: RolloutWorkflow) -> list[float]:
     """Return the reward of an episode whose n-th answer is right, for each n, and of one whose answers are not."""
     told = [(0.0,) * wrong + (1.0,) for wrong in range(4)]
-    return [(await _episode(workflow, *rewards))[1] for rewards in (*told, (_HALF,))]
+    return [(await _episode(workflow, *rewards))[1][0].reward for rewards in (*told, (_HALF,))]
 
 
 async def _said(workflow: RolloutWorkflow) -> list[str]:
@@ -63,16 +82,24 @@ async def _first(workflow: RolloutWorkflow) -> str:
 
 PLAIN = Adapter(
     options={"": {"renderer": "plain"}},
+    rows=(
+        {"prompt": "stone>", "answer": "enots"},
+        {"prompt": "abacab>", "answer": "bacaba"},
+        {"messages": [{"role": "user", "content": "baobab>"}], "answer": "baboab"},
+    ),
     variants={
-        "max_turns": Variant(options={"max_turns": 2}, shows=_answers, gives=[2, 2, 2, 2]),
+        "max_turns": Variant(options={"max_turns": 2}, shows=_answers, gives=[(2, 1)] * 4),
         "turn_discount": Variant(
             options={"turn_discount": 0.5},
             shows=_worth,
             gives=[1.0, 0.5, 0.25, 0.125, 0.0625],
             again=False,  # rewards are not recorded as they were given
         ),
-        "pass_reward": Variant(options={"pass_reward": _HALF}, shows=_answers, gives=[4, 1, 2, 3]),
+        "pass_reward": Variant(options={"pass_reward": _HALF}, shows=_answers, gives=[(4, 1), (1, 1), (2, 1), (3, 1)]),
         "feedback": Variant(options={"feedback": "no-{prompt}-again"}, shows=_said, gives=["no-stone>-again"] * 3),
+        "renderer": Variant(
+            options={"renderer": "chatml"}, shows=_ends, gives=["<|endoftext|><|im_end|>"] * 4, again=False
+        ),
         "system": Variant(options={"system": "beg-"}, shows=_first, gives="beg-stone>"),
     },
     without_effect={
