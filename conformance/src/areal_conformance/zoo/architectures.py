@@ -175,8 +175,8 @@ def _opt(drawn: Drawn) -> Json:
 
 
 def _gemma2(drawn: Drawn) -> Json:
-    soft = drawn["caps"] == "soft"
-    caps = {"attn_logit_softcapping": 5.0 if soft else None, "final_logit_softcapping": 3.0 if soft else None}
+    of_scores, of_logits = drawn["caps"] in ("soft", "scores"), drawn["caps"] in ("soft", "logits")
+    caps = {"attn_logit_softcapping": 5.0 if of_scores else None, "final_logit_softcapping": 3.0 if of_logits else None}
     kind = "sliding_attention" if drawn["window"] == "slides" else "full_attention"
     config = {**decoder(drawn), **caps, "sliding_window": 8, "layer_types": [kind, "full_attention"]}
     config["hidden_activation"] = "gelu_pytorch_tanh"
@@ -219,7 +219,9 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gpt2": Architecture("GPT2LMHeadModel", axes_of(_NO_ROPE, heads=("each",)), _gpt2),
     "opt": Architecture("OPTForCausalLM", axes_of((*_NO_ROPE, "eps"), heads=("each",)), _opt),
     "gemma2": Architecture(
-        "Gemma2ForCausalLM", axes_of(caps=("soft", "none"), window=("none", "slides"), **_SOME), _gemma2
+        "Gemma2ForCausalLM",
+        axes_of(caps=("soft", "none", "scores", "logits"), window=("none", "slides"), **_SOME),
+        _gemma2,
     ),
 }
 """`model_type` of config.json -> the family."""

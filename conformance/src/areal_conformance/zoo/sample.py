@@ -13,7 +13,7 @@ from areal_conformance.adapter import Adapter
 from areal_conformance.target import Target
 from areal_conformance.zoo.architectures import ARCHITECTURES, BIASED_HEADS
 from areal_conformance.zoo.covering import covering
-from areal_conformance.zoo.traits import OPTIONAL, Drawn
+from areal_conformance.zoo.traits import COMMON, OPTIONAL, Drawn
 
 FEW, FURTHER = 5, 3
 """Models of each family of `Adapter.models`, so that about every value of every axis occurs, and of each other one."""
@@ -56,7 +56,7 @@ def with_biased_heads(target: Target) -> list[Drawn]:
 
 
 def unclaimed(target: Target, architecture: str) -> Iterator[Drawn]:
-    """Yield models a backend does not say that it takes: a trait each that is not named, or any of an unnamed type.
+    """Yield models a backend does not say that it takes: a trait each that is not named, or some of an unnamed type.
 
     None where engines start slowly, unless the run asks for the zoo.
     """
@@ -70,6 +70,9 @@ def unclaimed(target: Target, architecture: str) -> Iterator[Drawn]:
     }
     if not claims(adapter, architecture):
         yield Drawn(architecture, {axis: values[0] for axis, values in axes.items()}, head_dim=_head_dim(adapter))
+        for axis, value in OPTIONAL:
+            if axis not in COMMON and value in axes.get(axis, ()) and value != axes[axis][0]:
+                yield Drawn(architecture, {**plain, axis: value}, head_dim=_head_dim(adapter))
         return
     for (axis, value), trait in OPTIONAL.items():
         if value in axes.get(axis, ()) and trait not in adapter.traits:

@@ -24,6 +24,8 @@ OPTIONAL: Mapping[tuple[str, str], str] = {
     ("window", "slides"): "window",
     ("activation", "gelu"): "activation",
     ("caps", "soft"): "soft_caps",
+    ("caps", "scores"): "soft_caps",
+    ("caps", "logits"): "soft_caps",
     ("bias", "attention"): "biases",
     ("bias", "mlp"): "biases",
     ("bias", "both"): "biases",

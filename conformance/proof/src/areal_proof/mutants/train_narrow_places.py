@@ -21,7 +21,7 @@ from areal_proof.mutants.train_parts import parameters
 from areal_proof.mutants.train_precision import keep
 from areal_proof.second.train.engine import SecondTrainEngine
 from areal_reference.train.engine import ReferenceTrainEngine
-from areal_torch import experts, export, hf, logprobs, lora
+from areal_torch import experts, export, hf, images, logprobs, lora, model
 from areal_torch.logprobs import _HeadLogProbs
 from areal_torch.state import Part
 from areal_torch.weight_files import refuse_other_names
@@ -62,12 +62,43 @@ def _without(*patterns: str) -> AbstractContextManager[None]:
     return put(export, COMPANIONS=tuple(name for name in export.COMPANIONS if name not in patterns))
 
 
+def _dtype_of(spec: TrainSpec) -> torch.dtype:
+    """Return what config.json of the folder says its tensors are."""
+    said = json.loads(Path(spec.model_path, "config.json").read_text())
+    dtype: torch.dtype = getattr(torch, said.get("dtype", "float32"))
+    return dtype
+
+
+def _positions_in_half() -> AbstractContextManager[None]:
+    """Hand positions to the layers by way of float16."""
+    seen_inputs = images.seen_inputs
+
+    def seen(*given: Any) -> dict[str, Any]:
+        inputs = seen_inputs(*given)
+        return {**inputs, "position_ids": inputs["position_ids"].half().long()}
+
+    return put(model, seen_inputs=seen)
+
+
 ROWS = breaks.rows(
     row("BeginsRounded", "Rounds what it read to bfloat16 where that is the dtype of the run.",
         "train.precision.begins", start=then(lambda self, spec: keep(parameters(self)) if spec.dtype == "bfloat16"
             else None)),
     row("DividesInHalf", "Divides logits by the temperature in the dtype of the run.", "train.precision.temperature",
         forward=within(_divided_in_half)),
+    row("KeepsTheDtypeItReads", "Keeps weights in the dtype that the folder it began as has.",
+        "train.precision.folder", half=None, start=then(lambda self, spec: setattr(self, "half", _dtype_of(spec))),
+        train_step=then(lambda self: keep(parameters(self), self.half))),
+    row("PositionsInHalf", "Counts positions in float16, which has every second one beyond 2,048.",
+        "train.threshold.pack", forward=within(_positions_in_half)),
+    row("IndexInNumbers", "Tells in an index how many numbers the tensors have, where bytes are meant.",
+        "train.threshold.saved", save_weights=then(lambda path: _edited(path, "*.index.json", lambda index:
+            index["metadata"].update(total_size=index["metadata"]["total_size"] // 4)))),
+    row("EndsOfTargets", "Names the layers of an adapter by the ends of their names, however many end so.",
+        "train.lora.beside", save_weights=then(lambda path: _edited(path, "adapter_config.json", lambda said:
+            said.update(target_modules=sorted({name.rpartition(".")[2] for name in said["target_modules"]}))))),
+    row("LeavesOutBiases", "Leaves out biases of the folder that the model has no place for.",
+        "train.start.torn_model", start=within(lambda: put(hf, _HARMLESS=(*hf._HARMLESS, ".bias")))),
     row("ChatTemplateLost", "Saves no chat template.", "train.save.companions",
         save_weights=within(lambda: _without("chat_template*"))),
     row("RecommendationsLost", "Saves no generation_config.json.", "train.save.companions",

@@ -15,6 +15,7 @@ from torch import nn
 from areal_proof.mutants.rows import breaking, row, then
 from areal_proof.mutants.train_parts import hugging_face
 from areal_proof.mutants.zoo_parts import (
+    overlooks,
     reads,
     says,
     takes_anything,
@@ -82,6 +83,8 @@ ROWS = breaks.rows(
         start=then(lambda self: _draws(hugging_face(self)))),
     row("LayersDropped", "Leaves layers out at random, as config.json says.", "train.zoo.opt",
         start=then(lambda self: _drops_layers(hugging_face(self)))),
+    row("CapOfLogitsIgnored", "Looks for caps in attention only, and leaves out one of the logits.", "train.zoo.gemma2",
+        start=overlooks(final_logit_softcapping=None)),
     row("SoftCapsIgnored", "Computes a model of soft caps without them.", "train.zoo.gemma2",
         start=takes_anything(without_caps)),
 )  # fmt: skip

@@ -6,6 +6,7 @@ Does not know: defects; they are in the modules beside this one.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -37,6 +38,22 @@ def reads(change: Misread) -> Change:
 def takes_anything(change: Misread) -> Change:
     """Start with whatever attention a configuration asks for, after a function has changed it."""
     return within(lambda: put(hf, _check_attention=lambda _path, config: change(config)))
+
+
+def overlooks(**keys: Any) -> Change:
+    """Start with a check of the configuration that finds other values than there are. Any: whatever it says."""
+
+    def context() -> AbstractContextManager[None]:
+        original = hf._check_attention
+
+        def check(path: str, config: Any) -> None:
+            seen = copy.deepcopy(config)
+            says(**keys)(seen)
+            original(path, seen)
+
+        return put(hf, _check_attention=check)
+
+    return within(context)
 
 
 def says(**keys: Any) -> Misread:

@@ -8,44 +8,53 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from pathlib import Path
 
 from safetensors.torch import load_file
 
 from areal_conformance.benches.train import TrainBench, read_folder
 from areal_conformance.check import Level, check
 from areal_conformance.checks.train.optional_adapter import amounts_to
-from areal_conformance.checks.train.optional_lora import ADAPTER, QUICK, is_target
+from areal_conformance.checks.train.optional_lora import ADAPTER, QUICK, TARGETS, is_target
 from areal_conformance.oracles.train_compare import close, same
 from areal_conformance.outcome import expect, raises
 from areal_core.contract.errors import CheckpointError
+from areal_core.contract.train import LoraSpec
 from areal_torch.testing.objectives import PolicyGradient
 
+OF_SINGLE_LAYERS = LoraSpec(rank=2, alpha=3.0, targets=TARGETS[3])
+"""Whose targets name one layer each: the ends of their names would name more."""
 _check = partial(check, level=Level.SINGLE, spec="train#lora", requires=("lora",), since=(1, 1))
 
 
 @_check("train.lora.beside", law=7)
 def beside(bench: TrainBench) -> None:
     """An adapter that is written beside the merged model amounts to it, by the rank, alpha and layers its file says."""
-    model, folder = bench.model(), bench.folder / "model"
-    with bench.engine("lora", model=model, lora=ADAPTER, optimizer=QUICK) as engine:
-        for step in range(3):
-            engine.train_step(bench.batch(seed=step), PolicyGradient())
-        engine.save_weights(folder)
-    told = sorted(folder.rglob("adapter_config.json"))
-    if not told:
-        bench.notes.append("no adapter is written beside the merged model")
-    for path in told:
-        said = json.loads(path.read_text())
-        expect(said["r"] == ADAPTER.rank, f"adapter_config.json says r {said['r']}, the rank is {ADAPTER.rank}")
-        same_alpha = abs(said["lora_alpha"] - ADAPTER.alpha) < 1e-6 and not said.get("use_rslora")
-        expect(same_alpha, f"adapter_config.json says lora_alpha {said['lora_alpha']}, alpha is {ADAPTER.alpha}")
-        base, merged = read_folder(model), read_folder(folder)
-        named = tuple(said["target_modules"])
-        odd = sorted(name for name in base if is_target(name, named) != is_target(name, ADAPTER.targets))
-        expect(not odd, f"adapter_config.json names {list(named)}, so another set of layers: {', '.join(odd[:3])}")
-        wanted = amounts_to(base, load_file(path.with_name("adapter_model.safetensors")), ADAPTER)
-        for name, tensor in merged.items():
-            close(bench, f"{name} as saved, and by the adapter beside it", tensor.float(), wanted[name], atol=1e-5)
+    for number, lora in enumerate((ADAPTER, OF_SINGLE_LAYERS)):
+        folder = bench.folder / f"model-{number}"
+        with bench.engine("lora", lora=lora, optimizer=QUICK) as engine:
+            for step in range(3 - number):
+                engine.train_step(bench.batch(seed=step), PolicyGradient())
+            engine.save_weights(folder)
+        told = sorted(folder.rglob("adapter_config.json"))
+        if not told:
+            bench.notes.append("no adapter is written beside the merged model")
+        for path in told:
+            _amounts_to_the_merged(bench, folder, path, lora)
+
+
+def _amounts_to_the_merged(bench: TrainBench, folder: Path, path: Path, lora: LoraSpec) -> None:
+    said = json.loads(path.read_text())
+    expect(said["r"] == lora.rank, f"adapter_config.json says r {said['r']}, the rank is {lora.rank}")
+    same_alpha = abs(said["lora_alpha"] - lora.alpha) < 1e-6 and not said.get("use_rslora")
+    expect(same_alpha, f"adapter_config.json says lora_alpha {said['lora_alpha']}, alpha is {lora.alpha}")
+    base, merged = read_folder(bench.model()), read_folder(folder)
+    named = tuple(said["target_modules"])
+    odd = sorted(name for name in base if is_target(name, named) != is_target(name, lora.targets))
+    expect(not odd, f"adapter_config.json names {list(named)}, so another set of layers: {', '.join(odd[:3])}")
+    wanted = amounts_to(base, load_file(path.with_name("adapter_model.safetensors")), lora)
+    for name, tensor in merged.items():
+        close(bench, f"{name} as saved, and by the adapter beside it", tensor.float(), wanted[name], atol=1e-5)
 
 
 @_check("train.lora.state_of_base", law=4, requires=("lora", "checkpoint.exact"))

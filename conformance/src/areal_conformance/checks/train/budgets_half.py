@@ -6,16 +6,22 @@ Does not know: what an engine's layers compute in half; both computations do the
 
 from __future__ import annotations
 
+import json
+import shutil
 from functools import partial
+from pathlib import Path
 
+import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from areal_conformance.benches.train import TrainBench, read_folder
 from areal_conformance.check import Level, check
 from areal_conformance.checks.train.budgets import DECAY, SPEC, held
 from areal_conformance.checks.train.optional_candidates import ASKED, asking
+from areal_conformance.checks.train.state import ends_equal
 from areal_conformance.oracles.train_compare import close, same
-from areal_conformance.oracles.train_optimizer import DESCENT
+from areal_conformance.oracles.train_optimizer import DESCENT, SCALED
 from areal_conformance.outcome import expect
 from areal_core.contract.train import CANDIDATES, Output
 from areal_torch.testing.batches import VOCAB_SIZE
@@ -36,6 +42,29 @@ def begins(bench: TrainBench) -> None:
     for dtype, engine in held(bench, DECAY):
         folder = read_folder(bench.model(hidden=32, layers=1))
         same(f"weights of a run in {dtype} that did not step", bench.witnessed(engine), folder)
+
+
+@_check("train.precision.folder")
+def folder(bench: TrainBench) -> None:
+    """A folder in half is trained as its numbers written in float32 are: weights do not keep the dtype they came in."""
+    for half in (torch.bfloat16, torch.float16):
+        ends = []
+        for dtype in (half, torch.float32):
+            path = cast(bench.model(hidden=32), bench.folder / f"{half}-as-{dtype}", half, dtype)
+            with bench.engine(model=path, optimizer=SCALED) as engine:
+                reports = [engine.train_step(bench.batch(seed=step), PolicyGradient()) for step in range(3)]
+                ends.append((bench.witnessed(engine), reports))
+        ends_equal(f"three steps from a folder in {half}, beside the same in float32", *ends)
+
+
+def cast(model: Path, path: Path, half: torch.dtype, dtype: torch.dtype) -> Path:
+    """Write a model to `path` with numbers of `half` in tensors of `dtype`; return `path`."""
+    shutil.copytree(model, path)
+    tensors = {name: tensor.to(half).to(dtype) for name, tensor in load_file(model / "model.safetensors").items()}
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "dtype": str(dtype).removeprefix("torch.")}))
+    return path
 
 
 @_check("train.precision.temperature", requires=("candidates",), since=(1, 4), law=1)

@@ -100,14 +100,19 @@ def torn_model(bench: TrainBench) -> None:
         config.pop("layer_types", None)
         (folder / "config.json").write_text(json.dumps(config))
 
-    def add(folder: Path) -> None:
-        tensors = load_file(folder / "model.safetensors")
-        tensors["model.layers.0.self_attn.k_scale.weight"] = tensors[sorted(tensors)[0]].clone()
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    def adding(name: str) -> Callable[[Path], None]:
+        def add(folder: Path) -> None:
+            tensors = load_file(folder / "model.safetensors")
+            tensors[name] = tensors[sorted(tensors)[0]].clone()
+            save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+        return add
 
     for what, spoil in (
         ("half a weight file", truncate),
-        ("a tensor the config has no place for", add),
+        ("a tensor the config has no place for", adding("model.layers.0.self_attn.k_scale.weight")),
+        ("a bias the config has no place for", adding("model.layers.0.self_attn.o_proj.bias")),
+        ("a layer the config does not count", adding("model.layers.7.self_attn.o_proj.weight")),
         ("a tensor missing", lose),
         ("a config of other shapes", grow),
         ("a config with one more layer", deepen),

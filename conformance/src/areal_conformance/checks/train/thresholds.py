@@ -6,6 +6,8 @@ Does not know: what a backend does beyond a threshold.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -105,10 +107,10 @@ def vocabulary(bench: TrainBench) -> None:
 @rule("train.threshold.pack", deadline_s=120.0)
 def pack(bench: TrainBench) -> None:
     """Thousands of tokens in one micro-batch, and exactly as many as one may have, train as in many micro-batches."""
-    model = bench.model(hidden=32, layers=1, max_position=2048)
-    long = bench.batch([(700, 400), (2, 3)], seed=7)
+    model = bench.model(hidden=32, layers=1, max_position=4096)
+    long = bench.batch([(1900, 400), (2, 3)], seed=7)  # positions that half precision cannot tell apart
     with bench.engine(model=model, max_tokens_per_microbatch=_PACK) as engine, torch.no_grad():
-        scored(bench, "of a sequence of 1,100 tokens", engine, Oracle(model), long, atol=5e-5)
+        scored(bench, "of a sequence of 2,300 tokens", engine, Oracle(model), long, atol=5e-5)
     with bench.crossing("tokens", _PACK) as sizes:
         for size in sizes:
             longest = max(8, min(500, size // 3))
@@ -145,6 +147,7 @@ def saved(bench: TrainBench) -> None:
                 sent, held = bench.sent(engine), bench.witnessed(engine)
                 scores = engine.forward(batch, frozenset({Output.LOGPROBS})).tokens["logprobs"]
             files = sorted(folder.glob("*.safetensors"))
+            _index_says(folder, sent)
             told = f"{kind} was saved in {len(files)} file beyond {min(sizes)} bytes: the threshold is not crossed"
             expect(len(files) > 1, told)
             same(f"tensors of {kind} saved in {len(files)} files, and those sent", read_folder(folder), sent)
@@ -152,6 +155,16 @@ def saved(bench: TrainBench) -> None:
             close(bench, f"log-probs in transformers of {kind} in {len(files)} files", scores, wanted, atol=1e-4)
             with bench.engine(model=folder) as engine:
                 same(f"weights of {kind} started from {len(files)} files", bench.witnessed(engine), held)
+
+
+def _index_says(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Expect of an index, if there is one, the bytes of all tensors and the file of each."""
+    for path in folder.glob("*.index.json"):
+        index, size = json.loads(path.read_text()), sum(tensor.nbytes for tensor in tensors.values())
+        total = index.get("metadata", {}).get("total_size", size)
+        expect(total == size, f"{path.name} tells {total} bytes, the tensors have {size}")
+        lacking = sorted({*tensors} - {*index["weight_map"]})
+        expect(not lacking, f"{path.name} names no file of {', '.join(lacking[:4])}")
 
 
 class _Step:
