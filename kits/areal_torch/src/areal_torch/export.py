@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -76,6 +76,8 @@ class FolderWeights:
 
     model: hf.Model
     gather: Callable[[Tensor], Tensor]
+    _as_they_are: dict[str, str] = field(factory=dict, init=False)
+    """Parameters that a folder has as they are, and what it calls them: to ask transformers takes long."""
 
     @property
     def architecture(self) -> str:
@@ -92,18 +94,27 @@ class FolderWeights:
         found: dict[str, tuple[int, ...]] = {}
         for name, parameter in lora.base_parameters(self.model).items():
             shape = torch.empty(parameter.shape, device="meta")
-            found |= {key: tuple(tensor.shape) for key, tensor in hf.folder_tensors(self.model, name, shape).items()}
+            found |= {key: tuple(tensor.shape) for key, tensor in self._in_folder(name, shape).items()}
         return found
 
     def wholes(self, dtype: torch.dtype) -> Iterator[dict[str, Tensor]]:
         """Yield one parameter at a time."""
         for name, tensor in lora.merged_tensors(self.model, self.gather, dtype):
-            yield hf.folder_tensors(self.model, name, tensor)
+            yield self._in_folder(name, tensor)
 
     def _stored(self, name: str) -> str:
         """Return the name that a parameter which is one tensor has in a folder."""
-        (stored,) = hf.folder_tensors(self.model, name, torch.empty(0, device="meta"))
+        (stored,) = self._in_folder(name, torch.empty(0, device="meta"))
         return stored
+
+    def _in_folder(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
+        """Return one parameter under the names and shapes it has in a folder."""
+        if (stored := self._as_they_are.get(name)) is not None:
+            return {stored: tensor}
+        tensors = hf.folder_tensors(self.model, name, tensor)
+        if list(map(id, tensors.values())) == [id(tensor)]:
+            (self._as_they_are[name],) = tensors
+        return tensors
 
 
 class Exporter:
