@@ -193,7 +193,11 @@ _MIXTURES: dict[str, tuple[str, ...]] = {
 _WRITTEN = ("none", "written", "slides")
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture("LlamaForCausalLM", axes_of(bias=("none", "attention", "mlp", "both")), _llama),
+    "llama": Architecture(
+        "LlamaForCausalLM",
+        axes_of(bias=("none", "attention", "mlp", "both"), rope=(*COMMON["rope"], "longrope")),
+        _llama,
+    ),
     "qwen2": Architecture("Qwen2ForCausalLM", axes_of(without=("head_dim",), window=_WRITTEN), _qwen2),
     "qwen3": Architecture("Qwen3ForCausalLM", axes_of(window=_WRITTEN, bias=("none", "attention")), _qwen3),
     "qwen3_moe": Architecture(

@@ -21,6 +21,7 @@ OPTIONAL: Mapping[tuple[str, str], str] = {
     ("rope", "dynamic"): "rope.dynamic",
     ("rope", "yarn"): "rope.yarn",
     ("rope", "llama3"): "rope.llama3",
+    ("rope", "longrope"): "rope.longrope",
     ("window", "slides"): "window",
     ("activation", "gelu"): "activation",
     ("caps", "soft"): "soft_caps",
@@ -121,6 +122,10 @@ def positions(drawn: Drawn) -> dict[str, Any]:
     """Return what config.json says of rotary positions, where old folders say it or where new ones do. Any: json."""
     kind, theta = drawn["rope"] or "default", THETA[drawn["theta"] or "usual"]
     scaled = dict(_SCALED.get(kind, {}))
+    if kind == "longrope":
+        pairs = (drawn.head_dim or HEAD_DIM[drawn["head_dim"] or "divided"]) // 2
+        factors = {"short_factor": [1.0 + pair / 4 for pair in range(pairs)], "long_factor": [4.0] * pairs}
+        scaled = {"factor": 4.0, "original_max_position_embeddings": TRAINED_CONTEXT, **factors}
     if drawn["place"] in ("", "new"):
         return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **scaled}}
     word = "type" if drawn["place"] == "old_type" else "rope_type"

@@ -37,7 +37,8 @@ def load_config(path: str, head: Head, *, images: bool = False) -> Any:  # Any: 
     """Read config.json and refuse what these engines cannot train; with `images` it may be of a model that sees.
 
     Raises:
-        ModelError: no folder, no causal language model, own code, or attention other than full and causal.
+        ModelError: no folder, no causal language model, own code, attention other than full and causal, or angles that
+            depend on what else is in a pass.
     """
     from transformers import AutoConfig
 
@@ -48,6 +49,7 @@ def load_config(path: str, head: Head, *, images: bool = False) -> Any:  # Any: 
     with refusing(f"model folder {path!r} cannot be read", known):
         config = AutoConfig.from_pretrained(path, trust_remote_code=False, local_files_only=True)
         _check_attention(path, config)
+        _check_positions(path, config)
         for part in (config, *(getattr(config, name) for name in config.sub_configs if hasattr(config, name))):
             for key, value in list(part.to_dict().items()):
                 if isinstance(value, float) and key.endswith(_RANDOM):
@@ -206,6 +208,17 @@ def _check_attention(path: str, config: Any) -> None:
             f"model {path!r} has {found}",
             why="these engines train models with full causal attention in every layer and plain logits",
             fix="choose another model: llama, qwen2, qwen3 and their MoE relatives work",
+        )
+
+
+def _check_positions(path: str, config: Any) -> None:
+    said = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    kinds = {part.get("rope_type") for part in (said, *said.values()) if isinstance(part, dict)}
+    if "longrope" in kinds:
+        raise ModelError(
+            f"model {path!r} has rotary positions of type 'longrope'",
+            why="its angles change with the longest sequence of a pass, so sequences packed together change each other",
+            fix="choose another model, or another scaling in its config.json: linear, yarn, llama3 and dynamic work",
         )
 
 

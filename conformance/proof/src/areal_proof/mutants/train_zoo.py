@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from areal_proof.mutants.rows import breaking, row, then
+from areal_proof.mutants.rows import breaking, put, row, then, within
 from areal_proof.mutants.train_parts import hugging_face
 from areal_proof.mutants.zoo_parts import (
     overlooks,
@@ -26,6 +26,7 @@ from areal_proof.mutants.zoo_parts import (
     without_window,
 )
 from areal_reference.train.engine import ReferenceTrainEngine
+from areal_torch import hf
 
 breaks = breaking("train/reference", ReferenceTrainEngine)
 
@@ -59,6 +60,8 @@ def _forget_positions(path: Path) -> None:
 ROWS = breaks.rows(
     row("UsualTheta", "Turns by the usual theta, whatever config.json says.", "train.zoo.llama",
         start=reads(turns(rope_theta=10000.0))),
+    row("PassesOfOneAngle", "Takes models whose angles depend on the longest sequence of a pass.", "train.zoo.llama",
+        start=within(lambda: put(hf, _check_positions=lambda _path, _config: None))),
     row("UsualEpsilon", "Norms with the usual epsilon, whatever config.json says.", "train.zoo.qwen2",
         start=reads(says(rms_norm_eps=1e-6))),
     row("ScalingNotSaved", "Leaves the scaling of rotary positions out of the config.json it saves.",
