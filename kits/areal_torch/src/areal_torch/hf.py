@@ -245,7 +245,7 @@ def _try_attention(path: str, empty: Model) -> None:
     except ModelError as error:
         raise ModelError(f"model {path!r} cannot be trained: {error.what}", why=error.why, fix=error.fix) from error
     except Exception:  # what depends on values has none here, such as the routing of experts: it tells nothing
-        return
+        pass
     _FOUND_FIT.add(known)
 
 

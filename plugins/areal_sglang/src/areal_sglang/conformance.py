@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from areal_conformance.adapter import Adapter
+from areal_conformance.adapter import Adapter, Bounds, Threshold, Variant
 from areal_conformance.served import ServerWeights, server_faults
 
 if TYPE_CHECKING:
@@ -32,6 +32,31 @@ ADAPTER = Adapter(
         "memory.sleep": {"sleep": True},
         "experts.trace": {"trace_experts": True},
         "lora.adapters": {"max_adapters": 4, "max_adapter_rank": 16},
+    },
+    thresholds=(Threshold(counts="prompt", at=48, options={"server_args": ["--chunked-prefill-size", "48"]}),),
+    variants={
+        "short_pieces": Variant(options={"server_args": ["--chunked-prefill-size", "24"]}),
+    },
+    bounds={
+        "kv_cache_gib": Bounds(takes=(0.0,), refuses=(-1.0,)),
+        "kv_on_update": Bounds(takes=("keep", "recompute"), refuses=("", "Keep")),
+        "max_adapters": Bounds(takes=(0,), refuses=(-1,)),
+        "max_adapter_rank": Bounds(takes=(1,), refuses=(0,)),
+        "max_restarts": Bounds(takes=(0,), refuses=(-1,)),
+        "start_timeout_s": Bounds(takes=(1e-3,), refuses=(0.0, -1.0)),
+        "hang_timeout_s": Bounds(takes=(1e-3,), refuses=(0.0, -1.0)),
+        "server_args": Bounds(takes=([],), refuses=(["--port", "1"], ["--port=1"], ["--dtype"])),
+        "cpu_threads": Bounds(takes=(1,), refuses=(0, -1)),
+    },
+    without_effect={
+        "python": "an interpreter is named where the environment is another one",
+        "url": "a server that runs already: tests of areal-sglang start one",
+        "key_env": "as `url`",
+        "max_restarts": "what a server may suffer is checked with the faults",
+        "start_timeout_s": "how long is waited",
+        "hang_timeout_s": "how long is waited; a server that stands still is checked with the faults",
+        "direct": "another road of weights, with a transport: tests of areal-sglang and of whole runs take it",
+        "cpu_threads": "how fast it is",
     },
     patience=20.0,
     slow_start=True,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from areal_conformance.adapter import Adapter
+from areal_conformance.adapter import Adapter, Bounds, Threshold, Variant
 from areal_conformance.served import ServerWeights, server_faults
 
 if TYPE_CHECKING:
@@ -34,6 +34,34 @@ ADAPTER = Adapter(
         "weights.kv_recomputed": {"kv_on_update": "recompute"},
         "memory.sleep": {"sleep": True},
         "lora.adapters": {"max_adapters": 4, "max_adapter_rank": 16},
+    },
+    thresholds=(
+        Threshold(counts="prompt", at=48, options={"server_args": ["--max-num-batched-tokens", "48"]}),
+        Threshold(counts="length", at=32, options={"server_args": ["--block-size", "32"]}),
+    ),
+    variants={
+        "short_pieces": Variant(options={"server_args": ["--max-num-batched-tokens", "24", "--block-size", "16"]}),
+    },
+    bounds={
+        "kv_cache_gib": Bounds(takes=(0.0,), refuses=(-1.0,)),
+        "kv_on_update": Bounds(takes=("keep", "recompute"), refuses=("", "Keep")),
+        "max_adapters": Bounds(takes=(0,), refuses=(-1,)),
+        "max_adapter_rank": Bounds(takes=(1, 512), refuses=(0, 513)),
+        "max_restarts": Bounds(takes=(0,), refuses=(-1,)),
+        "start_timeout_s": Bounds(takes=(1e-3,), refuses=(0.0, -1.0)),
+        "hang_timeout_s": Bounds(takes=(1e-3,), refuses=(0.0, -1.0)),
+        "server_args": Bounds(takes=([],), refuses=(["--port", "1"], ["--port=1"], ["--dtype"])),
+        "device_memory_share": Bounds(takes=(1.0,), refuses=(0.0, 1.1)),
+    },
+    without_effect={
+        "python": "an interpreter is named where the environment is another one",
+        "url": "a server that runs already: tests of areal-vllm start one",
+        "key_env": "as `url`",
+        "max_restarts": "what a server may suffer is checked with the faults",
+        "start_timeout_s": "how long is waited",
+        "hang_timeout_s": "how long is waited; a server that stands still is checked with the faults",
+        "direct": "another road of weights, with a transport: tests of areal-vllm and of whole runs take it",
+        "device_memory_share": "of an accelerator's memory",
     },
     patience=12.0,
     slow_start=True,
