@@ -40,7 +40,7 @@ ADAPTER = Adapter(
         Threshold(counts="length", at=32, options={"server_args": ["--block-size", "32"]}),
     ),
     variants={
-        "short_pieces": Variant(options={"server_args": ["--max-num-batched-tokens", "24", "--block-size", "16"]}),
+        "short_pieces": Variant(options={"server_args": ["--max-num-batched-tokens", "48", "--block-size", "32"]}),
     },
     bounds={
         "kv_cache_gib": Bounds(takes=(0.0,), refuses=(-1.0,)),
