@@ -18,6 +18,7 @@ from areal_conformance.oracles.train_images import showing
 from areal_conformance.oracles.train_objectives import OfCandidates
 from areal_conformance.ranks.answers import SHAPES, Rows, error_of, gap, once, shard, union_of
 from areal_conformance.ranks.bench import RankBench
+from areal_conformance.ranks.faults import full_disk
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import CANDIDATES, ROUTED_EXPERTS, LoraSpec, Objective, Output, TrainEngine
 from areal_torch.testing.batches import VOCAB_SIZE
@@ -90,7 +91,8 @@ def candidates(bench: RankBench, layout: dict[str, int], plans: list[Rows]) -> d
         return torch.cat([judged, found.float() * 1e-3], 1)
 
     call = Calls(objective=OfCandidates, score=score)
-    return _compared(bench, layout, plans, "candidates", fields={}, draw=draw, call=call)
+    fields = {"model": bench.model(vocab_size=VOCAB_SIZE + 3)}  # which no number of ranks divides
+    return _compared(bench, layout, plans, "candidates", fields=fields, draw=draw, call=call)
 
 
 def offload(bench: RankBench, layout: dict[str, int], plans: list[Rows]) -> dict[str, Any]:
@@ -101,6 +103,28 @@ def offload(bench: RankBench, layout: dict[str, int], plans: list[Rows]) -> dict
         engine.onload()
 
     return _compared(bench, layout, plans, "memory.offload", fields={}, between=between)
+
+
+def offload_full(bench: RankBench, layout: dict[str, int], rows: Rows, victim: int) -> dict[str, Any]:
+    """Move everything away where no file of one rank can grow; then go on."""
+    with bench.engine("memory.offload", layout=layout) as able:
+        engine: Any = able  # Any: an engine with the optional methods
+        mine = shard(bench, bench.batch(SHAPES), rows)
+        engine.train_step(mine, PolicyGradient())
+        held = bench.sent(engine)
+        with full_disk(bench.rank == victim):
+            error = error_of(engine.offload)
+        failed = [bool(told[0]) for told in bench.share(error)]
+        if any(failed) and not all(failed):
+            return {
+                "error": error,
+                "gap": [0.0, ""],
+                "stepped": False,
+            }  # ranks that are apart would wait for each other
+        if not any(failed):
+            engine.onload()
+        kept = gap(held, bench.sent(engine))
+        return {"error": error, "gap": kept, "stepped": engine.train_step(mine, PolicyGradient()).stepped}
 
 
 def unfit_routes(bench: RankBench, layout: dict[str, int], plan: Rows, bad: int) -> dict[str, Any]:

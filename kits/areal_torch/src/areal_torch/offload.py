@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import IO, Protocol
 
 import torch
@@ -132,7 +133,8 @@ class _File:
                 self._file.write(octets(tensor))
             self._file.flush()
         except OSError as error:
-            self._file.close()
+            with suppress(OSError):  # it would write what it has not written yet
+                self._file.close()
             raise StorageError(
                 "weights cannot be moved off the device",
                 why=f"on a CPU they go to a file in {tempfile.gettempdir()}: {error}",

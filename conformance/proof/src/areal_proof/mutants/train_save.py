@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -17,11 +18,15 @@ from areal_core.contract.errors import StorageError
 from areal_core.plugins.claims import not_yet
 from areal_proof.mutants.rows import Original, before, breaking, catches, given, row, then
 from areal_proof.mutants.train_parts import without_routes
+from areal_proof.second.train.engine import SecondTrainEngine
 from areal_reference.train.engine import ReferenceTrainEngine
 from areal_torch.refusals import refuse_routes
 
 ENGINE = "train/reference"
 breaks = breaking(ENGINE, ReferenceTrainEngine)
+breaks_second = breaking("train/second", SecondTrainEngine)
+_ROOM = 1 << 20
+"""Bytes that a file must be allowed to have."""
 
 
 @breaks("save_weights", "train.save.complete")
@@ -88,6 +93,30 @@ def _copied_into_place(original: Original, path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
     shutil.copytree(fresh, path)
     shutil.rmtree(fresh)
+
+
+@breaks_second("offload", "train.offload.full")
+def MovesHalfWithoutRoom(original: Original, self: SecondTrainEngine) -> None:
+    """Empties its weights before it sees that there is no room for them."""
+    if not _room():
+        with torch.no_grad():
+            for name, tensor in self.running().table.items():
+                tensor.mul_(0.0 if name.startswith("weights/") else 1.0)
+        raise StorageError("no room", why="a file cannot grow", fix="free some space")
+    original()
+
+
+@breaks_second("offload", "train.offload.ranks_full", ranks=2)
+def MovesAlone(original: Original) -> None:
+    """Tells nobody that there is no room on this rank: the others have moved."""
+    if not _room():
+        raise StorageError("no room", why="a file cannot grow", fix="free some space")
+    original()
+
+
+def _room() -> bool:
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return soft == resource.RLIM_INFINITY or soft > _ROOM
 
 
 class _Offloading(ReferenceTrainEngine):

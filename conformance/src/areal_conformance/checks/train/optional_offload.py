@@ -13,6 +13,7 @@ from typing import Any
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.oracles.memory import held_bytes, of_newcomers
+from areal_conformance.oracles.spoil import files_at_most
 from areal_conformance.oracles.train_compare import same
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError
@@ -55,6 +56,24 @@ def exact(bench: TrainBench) -> None:
         expect(reports == found[0][0], f"steps with {order} between them: expected {found[0][0]}, got {reports}")
         same(f"weights after four steps with {order} between them", sent, found[0][1])
         same(f"scores after four steps with {order} between them", {"logprobs": column}, {"logprobs": found[0][2]})
+
+
+@rule("train.offload.full", level=Level.FAULTS, law=10)
+def full(bench: TrainBench) -> None:
+    """Where there is no room to move to, `offload` says so and moves nothing: the engine goes on with what it has."""
+    with bench.engine(*CLAIM, optimizer=STEADY) as engine:
+        engine.train_step(bench.batch(), PolicyGradient())
+        held = bench.sent(engine)
+        for limit in (100, 16 << 10):
+            with files_at_most(limit):
+                try:
+                    _call(engine, ("offload",))
+                except ArealError:
+                    same(f"weights after no file could have {limit} bytes", bench.sent(engine), held)
+                else:
+                    bench.notes.append("what is moved away goes where no disk can be full")
+            _call(engine, ("onload", "offload", "onload"))
+            same("weights that were moved after there was no room", bench.sent(engine), held)
 
 
 @rule("train.offload.frees", law=10)

@@ -7,6 +7,7 @@ Does not know: how the ranks are started; the programs are in `ranks.optional`.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, Row, check, family
@@ -18,7 +19,9 @@ from areal_conformance.ranks.layouts import (
     UNEVEN,
     answered,
     close,
+    layouts,
     named,
+    no_gap,
     raised_on_all,
     same_on_all,
 )
@@ -96,3 +99,19 @@ def refused_on_all(bench: TrainBench) -> None:
                 raised_on_all(layout, errors, ["BatchError"], f"{call} with unfit routes on rank {bad}")
             stepped = [answer["stepped"] for answer in answers]
             expect(all(stepped), f"layout {named(layout)}: the step after was made by {stepped}")
+
+
+@rule("train.offload.ranks_full", level=Level.FAULTS, law=9, spec="train#offload", requires=("memory.offload", _DATA))
+def offload_full(bench: TrainBench) -> None:
+    """A rank that has no room to move to is an error on every rank, and all keep the memory they have."""
+    for victim, layout in enumerate(layouts(bench)):
+        told: dict[str, Any] = {"layout": layout, "rows": EVEN, "victim": victim % 2}
+        answers = bench.on_ranks(f"{_PROGRAMS}:offload_full", 2, apart_s=APART_S, **told)
+        where = f"layout {named(layout)}, offload without room on rank {victim % 2}"
+        if not any(answer["error"][0] for answer in answers):
+            bench.notes.append("what is moved away goes where no disk can be full")
+        else:
+            for rank, answer in enumerate(answers):
+                expect(answer["error"][1] == "areal", f"{where}: rank {rank} raised {answer['error'] or 'nothing'}")
+        no_gap(answers[0]["gap"], where)
+        expect(all(answer["stepped"] for answer in answers), f"{where}: the step after it was not made")
