@@ -118,9 +118,9 @@ class RankPool:
         running = set(range(world_size))
         course = _Course(running=running, apart_s=apart_s * patience, deadline=Deadline(deadline_s))
         _follow(gang.children, course)
-        course.look()  # while the ranks live
         gang.clean = course.clean and not course.dead and not course.errors and not course.running
         if not gang.clean:
+            course.look()  # while the ranks live
             self._end(world_size)
         _judge(gang.children, course, may_die, deadline_s)
         return [course.done.get(rank) for rank in range(world_size)]
