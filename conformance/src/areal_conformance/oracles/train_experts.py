@@ -7,6 +7,7 @@ Does not know: engines, packing, micro-batches: sequences are run one at a time.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from areal_conformance.oracles.train import Oracle
+from areal_conformance.outcome import HarnessError
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import ROUTED_EXPERTS
 
@@ -51,17 +53,41 @@ class RoutedOracle(Oracle):
         """Return the experts the routers choose by themselves, int32 [T, layers, K]; -1 for first tokens."""
         parts = []
         for start, stop in itertools.pairwise(batch.cu_seqlens.tolist()):
-            self._given, self._chosen = None, []
-            self.model(input_ids=batch.tokens["input_ids"][start:stop][None])
-            chosen = torch.stack(self._chosen, dim=1)
+            chosen = self._choices(batch.tokens["input_ids"][start:stop])
             parts += [torch.full_like(chosen[:1], -1), chosen[:-1]]
         return torch.cat(parts).to(torch.int32)
+
+    @torch.no_grad()
+    def one_sided(self, draw: Callable[[int], Batch], first: int) -> Batch:
+        """Return a drawn sequence of two tokens that needs one half of the first layer's experts only, with its routes.
+
+        The pass over its last token, which no row is about, goes there by itself.
+
+        Args:
+            draw: the sequence of a seed.
+            first: the first expert of the half.
+        """
+        half = self.num_experts // 2
+        for seed in range(200):
+            batch = draw(seed)
+            chosen = self._choices(batch.tokens["input_ids"])[-1, 0]
+            if bool(((chosen >= first) & (chosen < first + half)).all()):
+                routes = self.random_routes(batch.num_tokens, seed)
+                routes[:, 0] = torch.arange(first, first + self.per_token, dtype=torch.int32)
+                return batch.with_tokens(**{ROUTED_EXPERTS: routes})
+        raise HarnessError(f"no sequence of 200 needs the experts {first} to {first + half - 1} only")
 
     def random_routes(self, num_tokens: int, seed: int) -> Tensor:
         """Return different experts for every token and layer, drawn from the seed; int32 [T, layers, K]."""
         generator = torch.Generator().manual_seed(seed)
         noise = torch.rand(num_tokens, self.num_layers, self.num_experts, generator=generator)
         return noise.argsort(-1)[..., : self.per_token].to(torch.int32).contiguous()
+
+    def _choices(self, ids: Tensor) -> Tensor:
+        """Return the experts the routers choose by themselves in each pass: int64 [T, layers, K]."""
+        self._given, self._chosen = None, []
+        self.model(input_ids=ids[None])
+        return torch.stack(self._chosen, dim=1)
 
     def _route(self, layer: int, gate: object, inputs: object, out: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Return what a router returns: logits, weights and experts of each token."""

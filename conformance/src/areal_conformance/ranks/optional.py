@@ -58,11 +58,22 @@ def adapter(bench: RankBench, layout: dict[str, int], plans: list[Rows]) -> dict
 
 
 def experts(bench: RankBench, layout: dict[str, int], plans: list[Rows]) -> dict[str, Any]:
-    """Train a mixture of experts on drawn routes."""
+    """Train a mixture of experts on drawn routes, but first on two tokens that need a half of the experts each time.
+
+    Ranks that share experts have nothing to do then, one after the other.
+    """
     model = bench.model(kind=KIND)
     oracle = RoutedOracle(model)
-    fields = {"model": model}
-    return _compared(bench, layout, plans, "experts.replay", fields=fields, draw=lambda n: _batch(bench, n, oracle))
+    halves = (0, oracle.num_experts // 2)
+
+    def draw(number: int) -> Batch:
+        if number >= len(halves):
+            return _batch(bench, number - len(halves), oracle)
+        batch = oracle.one_sided(lambda seed: bench.batch([(1, 1)], seed=seed), halves[number])
+        return batch.with_sequences(number=torch.arange(1))
+
+    plans = [*([[0], []] for _ in halves), *plans]
+    return _compared(bench, layout, plans, "experts.replay", fields={"model": model}, draw=draw, scored=len(halves))
 
 
 def images(bench: RankBench, layout: dict[str, int], plans: list[Rows]) -> dict[str, Any]:
@@ -157,19 +168,21 @@ def _compared(
     draw: Callable[[int], Batch] | None = None,
     between: Between | None = None,
     call: Calls | None = None,
+    scored: int = 0,
 ) -> dict[str, Any]:
+    """Step by each plan, on several ranks and on one, and score the batch of the plan `scored`."""
     call = call or Calls()
     batches = [draw(number) if draw else _batch(bench, number) for number in range(len(plans))]
     with bench.engine(claim, layout=layout, **fields) as engine:
         shards = [shard(bench, batch, plan) for batch, plan in zip(batches, plans, strict=True)]
-        out, sent = _run(bench, engine, shards, call, between)
+        out, sent = _run(bench, engine, shards, shards[scored], call, between)
     if bench.rank != 0:
         return out
 
     def alone() -> tuple[dict[str, Any], dict[str, Tensor]]:
         with bench.engine(claim, **fields) as single:
             wholes = [batch.select(union_of(plan)) for batch, plan in zip(batches, plans, strict=True)]
-            return _run(bench, single, wholes, call, None)
+            return _run(bench, single, wholes, wholes[scored], call, None)
 
     out["alone"], wanted = once(bench, f"{claim} {plans}", alone)
     out["gap"], out["worst"] = gap(wanted, sent)
@@ -177,9 +190,9 @@ def _compared(
 
 
 def _run(
-    bench: RankBench, engine: TrainEngine, shards: list[Batch], call: Calls, between: Between | None
+    bench: RankBench, engine: TrainEngine, shards: list[Batch], scored: Batch, call: Calls, between: Between | None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Step on every shard, score the first one, send."""
+    """Step on every shard, score one, send."""
     norms = []
     for part in shards:
         if between is not None:
@@ -187,8 +200,8 @@ def _run(
         norms.append(engine.train_step(part, call.objective()).grad_norm)
     if between is not None:
         between(engine)
-    columns = torch.split(call.score(engine, shards[0]), shards[0].lengths.tolist())
-    rows = shards[0].sequences["number"].tolist()
+    columns = torch.split(call.score(engine, scored), scored.lengths.tolist())
+    rows = scored.sequences["number"].tolist()
     scores = {str(row): column.flatten().tolist() for row, column in zip(rows, columns, strict=True)}
     return {"norms": norms, "scores": scores}, bench.sent(engine)
 

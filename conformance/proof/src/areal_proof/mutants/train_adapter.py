@@ -34,6 +34,16 @@ def UnfitBeginsAnew(original: Original, spec: TrainSpec, rank: RankContext) -> A
         return original(attrs.evolve(spec, lora=attrs.evolve(spec.lora, path="")), rank)
 
 
+@breaks_rebuilt("spoil", "train.adapter.sent")
+def DrawsMostlyAboveZero(here: Started) -> Any:
+    """Draws every A from twice as far above zero as below it."""
+    with torch.no_grad():
+        for name, tensor in here.adapters.tensors.items():
+            if name.endswith(".A"):
+                tensor.mul_(1.5).add_(0.5 * tensor.shape[1] ** -0.5)
+    return here
+
+
 @breaks_rebuilt("spoil", "train.adapter.begins")
 def ReadsAAndForgetsB(here: Started) -> Any:
     """Reads every A of the folder to begin with and leaves every B at zero."""

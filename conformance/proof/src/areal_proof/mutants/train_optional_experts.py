@@ -206,6 +206,11 @@ SECOND_ROWS = breaks_second.rows(
     row("OtherRanksRouteFreely", "Uses recorded routes on rank 0 only.", "train.experts.ranks", row="expert-replay",
         base=OtherNetwork, part=("Network", Rerouting), ranks=2,
         reroute=lambda self, routes: routes if self.ranks.rank == 0 else None),
+    row("FreeWhereAHalfIsIdle",
+        "On several ranks, lets the router choose where the recorded routes need one half of the experts only.",
+        "train.experts.ranks", row="expert-replay", base=OtherNetwork, part=("Network", Rerouting), ranks=2,
+        reroute=lambda self, routes: None if routes is not None and self.ranks.size > 1
+            and int(routes[:, :, 0].max()) < 2 else routes),
     row("RowsFromTheTop",
         "Cuts tokens into micro-batches, and takes their routes from the top of the whole column each time.",
         "train.experts.with_tokens", "train.experts.gradient", incident="AReno#524", row="expert-replay",

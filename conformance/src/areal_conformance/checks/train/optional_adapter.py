@@ -29,6 +29,8 @@ CLAIMS = ("lora", "weights.adapter")
 _check = partial(check, level=Level.SINGLE, spec="train#lora", requires=CLAIMS, since=(1, 3))
 LOGPROBS = frozenset({Output.LOGPROBS})
 PREFIX = "base_model.model."
+_CHANCE = 5.0
+"""Standard errors that a mean is off by chance once in two million draws."""
 
 
 def amounts_to(base: Mapping[str, Tensor], sent: Mapping[str, Tensor], lora: LoraSpec) -> dict[str, Tensor]:
@@ -44,7 +46,7 @@ def amounts_to(base: Mapping[str, Tensor], sent: Mapping[str, Tensor], lora: Lor
 
 @_check("train.adapter.sent", law=7)
 def sent(bench: TrainBench) -> None:
-    """Every A [rank, in] and B [out, rank] of the layers named, and nothing else; B is zero before the first step."""
+    """Every A [rank, in] and B [out, rank] of the layers named, and nothing else; at first B is zero, A around it."""
     model = bench.model()
     base = read_folder(model)
     for names in TARGETS:
@@ -63,6 +65,11 @@ def sent(bench: TrainBench) -> None:
         expect(not odd, f"with targets {names} was sent: {told}")
         moved = sorted(name for name, tensor in found.items() if "lora_B" in name and bool(tensor.any()))
         expect(not moved, f"before any step {', '.join(moved[:3])} is not zero")
+        drawn = torch.cat(
+            [each.double().flatten() / each.double().std() for name, each in found.items() if "lora_A" in name]
+        )
+        off = float(drawn.mean().abs()) * len(drawn) ** 0.5
+        expect(off < _CHANCE, f"with targets {names} A is not drawn around zero: its mean is {off:.1f} errors off")
 
 
 @_check("train.adapter.is_used", law=7)
