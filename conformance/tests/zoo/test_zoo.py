@@ -75,7 +75,7 @@ def test_only_what_is_claimed_must_work() -> None:
     assert [model.traits for model in unclaimed(mine, "granite")] == [
         {"rope.linear"}, {"rope.dynamic"}, {"rope.llama3"}, {"activation"},
     ]  # fmt: skip
-    assert [model.architecture for model in unclaimed(mine, "mistral")] == ["mistral"]
+    assert [model.traits for model in unclaimed(mine, "mistral")] == [set(), {"window"}]
 
 
 def test_slow_engines_are_asked_for_little() -> None:
