@@ -7,6 +7,7 @@ Does not know: the checks beyond their names.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from areal_core.contract.train import CANDIDATES, TrainSpec
-from areal_proof.mutants.rows import Original, breaking, put, row, then, within
+from areal_proof.mutants.rows import Original, before, breaking, put, row, then, within
 from areal_proof.mutants.train_parts import parameters
 from areal_proof.mutants.train_precision import keep
 from areal_proof.second.train.engine import SecondTrainEngine
@@ -62,6 +63,25 @@ def _without(*patterns: str) -> AbstractContextManager[None]:
     return put(export, COMPANIONS=tuple(name for name in export.COMPANIONS if name not in patterns))
 
 
+def _without_alpha(identity: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Return what a state must have in common but for the scale. Any: json."""
+
+    def told(*given: Any) -> dict[str, Any]:
+        said = identity(*given)
+        return {**said, "lora": said["lora"][::2]} if "lora" in said else said
+
+    return told
+
+
+def _fetched(folder: Path) -> None:
+    """Copy what an index names into the folder, from wherever it lies."""
+    for index in folder.glob("*.index.json"):
+        files = json.loads(index.read_text())["weight_map"]
+        for name in {name for name in files.values() if Path(name).name != name}:
+            shutil.copyfile(folder / name, folder / Path(name).name)
+        index.write_text(json.dumps({"metadata": {}, "weight_map": {n: Path(file).name for n, file in files.items()}}))
+
+
 def _dtype_of(spec: TrainSpec) -> torch.dtype:
     """Return what config.json of the folder says its tensors are."""
     said = json.loads(Path(spec.model_path, "config.json").read_text())
@@ -97,6 +117,10 @@ ROWS = breaks.rows(
     row("EndsOfTargets", "Names the layers of an adapter by the ends of their names, however many end so.",
         "train.lora.beside", save_weights=then(lambda path: _edited(path, "adapter_config.json", lambda said:
             said.update(target_modules=sorted({name.rpartition(".")[2] for name in said["target_modules"]}))))),
+    row("FollowsAnIndexAnywhere", "Reads weights wherever an index says that they lie.", "train.start.torn_model",
+        start=before(lambda spec: _fetched(Path(spec.model_path)))),
+    row("StateOfAnyScale", "Takes the state of an adapter of another scale.", "train.lora.state_of_another",
+        start=within(lambda: put(lora, identity=_without_alpha(lora.identity)))),
     row("LeavesOutBiases", "Leaves out biases of the folder that the model has no place for.",
         "train.start.torn_model", start=within(lambda: put(hf, _HARMLESS=(*hf._HARMLESS, ".bias")))),
     row("ChatTemplateLost", "Saves no chat template.", "train.save.companions",

@@ -288,14 +288,16 @@ def state_of_another(bench: TrainBench) -> None:
     """A state saved with another adapter, or with none, is refused and changes nothing."""
     other = LoraSpec(rank=2, alpha=9.0, targets=ADAPTER.targets)
     elsewhere = LoraSpec(rank=3, alpha=9.0, targets=("q_proj", "v_proj"))
-    for place, lora in enumerate((other, elsewhere, None)):
+    weaker = LoraSpec(rank=3, alpha=3.0, targets=ADAPTER.targets)
+    others = (other, elsewhere, weaker, None)
+    for place, lora in enumerate(others):
         with bench.engine("lora", lora=lora, optimizer=QUICK) as engine:
             _step(bench, engine, 1)
             engine.save_state(bench.folder / f"state-{place}")
     with bench.engine("lora", lora=ADAPTER, optimizer=QUICK) as engine:
         _step(bench, engine, 1)
         before = bench.sent(engine, 1)
-        for place, lora in enumerate((other, elsewhere, None)):
+        for place, lora in enumerate(others):
             path = bench.folder / f"state-{place}"
             raises(CheckpointError, f"a state of {lora} for {ADAPTER}", lambda path=path: engine.load_state(path))  # type: ignore[misc]
             same(f"weights after a state of {lora} was refused", bench.sent(engine, 1), before)

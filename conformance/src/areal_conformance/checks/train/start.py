@@ -108,7 +108,14 @@ def torn_model(bench: TrainBench) -> None:
 
         return add
 
+    def lie_elsewhere(folder: Path) -> None:
+        outside = folder.with_name("outside.safetensors")
+        (folder / "model.safetensors").rename(outside)
+        index = {"metadata": {}, "weight_map": dict.fromkeys(load_file(outside), f"../{outside.name}")}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
     for what, spoil in (
+        ("weights that an index looks for outside of the folder", lie_elsewhere),
         ("half a weight file", truncate),
         ("a tensor the config has no place for", adding("model.layers.0.self_attn.k_scale.weight")),
         ("a bias the config has no place for", adding("model.layers.0.self_attn.o_proj.bias")),
