@@ -200,6 +200,8 @@ class TrainProbeOptions:
     """Find the other ranks at the address given."""
     held_s: float = 0.0
     """For how long saving weights takes."""
+    loads_s: float = 0.0
+    """For how long starting takes."""
 
 
 @backend(Manifest(role="train", name=NAME, contract=(1, 0), factory="engine:TrainProbe"), config=TrainProbeOptions)
@@ -227,6 +229,7 @@ class TrainProbe:
         """Tell the rank it was given."""
         self._note("start")
         details = {"rank": str(rank.rank), "world_size": str(rank.world_size), "role": spec.role}
+        time.sleep(self._options.loads_s)
         if self._options.meet:
             details["met"] = ",".join(map(str, sorted(_meet(rank))))
         return EngineInfo(**_INFO, data_rank=rank.rank, data_size=rank.world_size, details=details)  # type: ignore[arg-type]

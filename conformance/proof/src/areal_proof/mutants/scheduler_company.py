@@ -16,7 +16,7 @@ from areal_core.contract.errors import ResourceError
 from areal_core.contract.scheduler import Job
 from areal_core.plugins.claims import not_yet
 from areal_core.worker.rendezvous import init_method
-from areal_local.scheduler.capacity import Capacity
+from areal_local.scheduler.capacity import Capacity, Grant
 from areal_local.scheduler.local_scheduler import LocalScheduler
 from areal_proof.mutants.rows import Original, after, breaking, given, row, then
 from areal_proof.second.scheduler import SecondScheduler, SecondWorker
@@ -84,6 +84,15 @@ class _PromisesTwice(Capacity):
             raise ResourceError(f"{job.role!r} wants {wanted} bytes", why=f"the machine has {self.memory}")
 
 
+class _GuestsOverlap(Capacity):
+    def take(self, job: Job) -> Grant:
+        grant, each = super().take(job), job.devices_per_worker
+        if job.together_with is None:
+            return grant
+        ids = [one for own in grant.devices for one in own]
+        return Grant(job, [tuple(ids[rank : rank + each]) for rank in range(job.num_workers)])
+
+
 def _counting_all_time(worker: Any) -> Any:  # Any: a worker of the local scheduler
     worker.become_ready = partial(_ready_at_once, worker.become_ready)
     return worker
@@ -98,6 +107,8 @@ LOCAL_ROWS = breaks_local.rows(
         "scheduler.silence.of_its_own", start_worker=after(lambda result: _counting_all_time(result))),
     row("DevicesOfTheirOwn", "Gives devices of its own to a job that is to share another's.",
         "scheduler.together.devices", submit=given(together_with=None)),
+    row("GuestsOverlap", "Gives guests of one job devices that begin one behind the other, however many each has.",
+        "scheduler.together.devices", __init__=then(lambda self: setattr(self.capacity, "__class__", _GuestsOverlap))),
     row("MemoryIsNotLookedAt", "Claims to keep memory for workers, and starts them whatever they ask for.",
         "scheduler.memory.impossible", "scheduler.memory.promised", submit=given(memory=0)),
     row("MemoryPromisedTwice",

@@ -6,10 +6,12 @@ Does not know: how it is caught.
 
 from __future__ import annotations
 
+from areal_core.contract.scheduler import Job
+from areal_local.scheduler import local_scheduler
 from areal_local.scheduler.birth import log_name
 from areal_local.scheduler.local_scheduler import LocalScheduler
 from areal_local.scheduler.process import WorkerProcess
-from areal_proof.mutants.rows import before, breaking, row, then
+from areal_proof.mutants.rows import before, breaking, put, row, then, within
 
 
 class _FirstLines(WorkerProcess):
@@ -17,9 +19,15 @@ class _FirstLines(WorkerProcess):
         return tuple(self.log_path.read_text(errors="replace").splitlines()[:20])
 
 
+def _of_the_kind(job: Job, rank: int) -> str:
+    return f"{job.role.partition('.')[0]}-{rank}.log"
+
+
 LOG_ROWS = breaking("scheduler/local", LocalScheduler).rows(
     row("FirstWordsForLast", "Tells the first lines of a log for the last ones.", "scheduler.log.long",
         start_worker=then(lambda result: setattr(result.process, "__class__", _FirstLines))),
     row("LogsBeginAnew", "Writes over the log of the worker that had the role before.", "scheduler.log.kept",
         start_worker=before(lambda gang, rank, folder: (folder / log_name(gang.job, rank)).unlink(missing_ok=True))),
+    row("ReplicasShareALog", "Writes what replicas say into the log of the first.", "scheduler.submit.several_roles",
+        start_worker=within(lambda: put(local_scheduler, log_name=_of_the_kind))),
 )  # fmt: skip

@@ -156,19 +156,25 @@ async def devices(bench: SchedulerBench) -> None:
     """Guests own the devices of the other role, in rank order and none twice; everybody else gets other ones."""
     kind = kind_of(bench)
     await bench.alone()
-    with seeing(kind, "3,5,7"):
+    with seeing(kind, "3,5,7,9,11"):
         async with bench.scheduler() as scheduler:
-            first = await bench.start(scheduler, device_job(bench, kind, "first", num_workers=2))
+            first = await bench.start(scheduler, device_job(bench, kind, "first", num_workers=2, devices_per_worker=2))
             owned = [await owned_devices(kind, worker) for worker in first]
             (other,) = await bench.start(scheduler, device_job(bench, kind, "other"))
-            expect(await owned_devices(kind, other) not in owned, f"a job that asked for no company shares {owned}")
+            shared = set(await owned_devices(kind, other)) & {device for ids in owned for device in ids}
+            expect(not shared, f"a job that asked for no company shares {shared}")
             for number in range(2):
-                (guest,) = await bench.start(scheduler, _guest(bench, f"guest.{number}"))
+                (guest,) = await bench.start(scheduler, _guest(bench, f"guest.{number}", devices_per_worker=2))
                 found = await owned_devices(kind, guest)
                 expect(found == owned[number], f"guest {number} of workers with {owned} owns {found}")
                 expect(guest.host == first[number].host, f"{guest.id} has a device of {first[number].host}")
             work = scheduler.submit(_guest(bench, "guest.2"))
-            await bench.raised(ResourceError, work, "a third guest on two devices", "first")
+            await bench.raised(ResourceError, work, "a third guest on devices of two", "first")
+            for number in range(2):
+                await scheduler.cancel(f"guest.{number}")
+            guests = await bench.start(scheduler, _guest(bench, "guests", num_workers=2, devices_per_worker=2))
+            found_of_both = [await owned_devices(kind, guest) for guest in guests]
+            expect(found_of_both == owned, f"two guests in one job, of workers with {owned}, own {found_of_both}")
 
 
 @beside("scheduler.together.returned", law=10, requires=("together.devices",))
@@ -203,5 +209,5 @@ async def no_such_role(bench: SchedulerBench) -> None:
         await bench.start(scheduler, bench.job("guest"))
 
 
-def _guest(bench: SchedulerBench, role: str) -> Job:
-    return bench.job(role, device="cuda", together_with=_DEVICES)
+def _guest(bench: SchedulerBench, role: str, **more: int) -> Job:
+    return bench.job(role, device="cuda", together_with=_DEVICES, **more)

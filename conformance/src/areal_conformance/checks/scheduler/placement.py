@@ -50,15 +50,15 @@ async def submit_ranks(bench: SchedulerBench) -> None:
 async def several_roles(bench: SchedulerBench) -> None:
     """Roles are submitted side by side, polled apart, and a role that never ran has no workers."""
     async with bench.scheduler() as scheduler:
-        expect(tuple(scheduler.poll("left")) == (), "poll of a role never submitted tells of workers")
-        left, right = await asyncio.gather(
-            bench.start(scheduler, bench.job("left")), bench.start(scheduler, bench.job("right", num_workers=2))
+        expect(tuple(scheduler.poll("rollout")) == (), "poll of a role never submitted tells of workers")
+        first, second = await asyncio.gather(
+            bench.start(scheduler, bench.job("rollout")), bench.start(scheduler, bench.job("rollout.1", num_workers=2))
         )
-        for role, workers in (("left", left), ("right", right)):
+        for role, workers in (("rollout", first), ("rollout.1", second)):
             facts = await asyncio.gather(*(ask(worker, "facts") for worker in workers))
             polled = [status.pid for status in scheduler.poll(role)]
             expect(polled == [f["pid"] for f in facts], f"poll({role!r}) tells {polled}, asked they say {facts}")
-        logs = [status.log_path for role in ("left", "right") for status in scheduler.poll(role)]
+        logs = [status.log_path for role in ("rollout", "rollout.1") for status in scheduler.poll(role)]
         expect(len(set(logs)) == 3, f"three workers share logs: {logs}")
         expect(tuple(scheduler.poll("middle")) == (), "poll of an unknown role tells of workers")
 

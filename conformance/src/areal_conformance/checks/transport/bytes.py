@@ -7,6 +7,7 @@ Does not know: how bytes travel.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from areal_conformance.benches.transport_tensors import DTYPES, SETS, noise, pla
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import same, sent_until
 from areal_conformance.outcome import expect
+from areal_core.contract.weights import Offer, Receipt
 
 _LARGEST = 512 << 20
 """A transport that asks for larger buckets is not sent several of them."""
@@ -149,22 +151,31 @@ def overlap(bench: TransportBench) -> None:
     round_trip(bench, {**tensors, "big": noise((900,), "float32", 1)}, "several buckets", small_buckets=True)
 
 
-@check("transport.sink.copies", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
+@check("transport.sink.copies", level=Level.SINGLE, law=7, spec="weights")
 def copies(bench: TransportBench) -> None:
     """A tensor changed after `write` returned, or after `finish`, arrives as it was when written."""
-    for tensors in (plain(1), {**sized(300_000, 2, 1), **plain(2)}):
+    for tensors in (plain(1), {**sized(300_000, 2, 1), **plain(2)}, sized(12_000_000, 3, 3)):
         kept = {name: tensor.clone() for name, tensor in tensors.items()}
         controller = bench.transport()
         offer = controller.open(1)
-        sink = sent_until(bench, bench.transport(), offer, tensors, "begun")
-        for name, tensor in tensors.items():
-            sink.write({name: tensor})
-            tensor.zero_()
-        receipt = sink.finish()
-        for tensor in tensors.values():
-            tensor.fill_(1)
-        received = bench.receive(bench.transport(), offer)
+        sending = partial(_overwriting, bench, offer, tensors)
+        if bench.streams:
+            receipt, (received,) = bench.stream(controller, offer, sending, [bench.transport()]).all_well()
+        else:
+            receipt, received = sending(), bench.receive(bench.transport(), offer)
         same(kept, received, "after the sender's tensors were overwritten")
         told = "the sink's receipt must be of the bytes it took, not of what became of the sender's tensors"
         expect(dict(receipt.fingerprints) == dict(received.receipt().fingerprints), told)
         controller.release(offer)
+
+
+def _overwriting(bench: TransportBench, offer: Offer, tensors: Mapping[str, Tensor]) -> Receipt:
+    """Send tensors one by one and write over each as soon as it is written, and over all when it is finished."""
+    sink = sent_until(bench, bench.transport(), offer, tensors, "begun")
+    for name, tensor in tensors.items():
+        sink.write({name: tensor})
+        tensor.zero_()
+    receipt = sink.finish()
+    for tensor in tensors.values():
+        tensor.fill_(1)
+    return receipt

@@ -79,9 +79,21 @@ async def _what_poll_raises_of_late(scheduler: Scheduler) -> str:
     return _raised(scheduler, "actor")
 
 
-async def _start_trainer(worker: Worker, held_s: float) -> None:
+async def _what_poll_raises_of_loading(scheduler: Scheduler) -> dict[str, str]:
+    """Let a trainer load for longer than the bound, and then answer nothing; return what its poll raises, each time."""
+    (actor,) = await scheduler.submit(_job("actor", "train"))
+    await _start_trainer(actor, _HELD_S, loads_s=2 * _BOUND_S)
+    loading = _raised(scheduler, "actor")
+    call = asyncio.ensure_future(actor.call("save_weights", "none", timeout_s=CALL_S))
+    await asyncio.wait({call}, timeout=2 * _BOUND_S)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    return {"loading": loading, "saving": _raised(scheduler, "actor")}
+
+
+async def _start_trainer(worker: Worker, held_s: float, loads_s: float = 0.0) -> None:
     context = RankContext(rank=0, world_size=1, local_rank=0, device="cpu", init_method="tcp://x:1")
-    spec = TrainSpec(role="actor", model_path="none", options={"held_s": held_s})
+    spec = TrainSpec(role="actor", model_path="none", options={"held_s": held_s, "loads_s": loads_s})
     await worker.call("start", spec, context, timeout_s=CALL_S)
 
 
@@ -112,6 +124,12 @@ LOCAL = Adapter(
             options={"progress_timeout_s": _BOUND_S},
             shows=_what_polls_raise,
             gives={"actor": "WorkerTimeout", "rollout": "WorkerTimeout"},
+            again=False,
+        ),
+        "loading": Variant(
+            options={"progress_timeout_s": _BOUND_S},
+            shows=_what_poll_raises_of_loading,
+            gives={"loading": "", "saving": "WorkerTimeout"},
             again=False,
         ),
         "ended": Variant(

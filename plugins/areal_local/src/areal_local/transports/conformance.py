@@ -86,13 +86,17 @@ def _little_travels_again(transport: CollectiveTransport) -> bool:
 
 
 _PATIENCE_S = 30.0
-_OF_STREAMS = ("transport.stream.everybody", "transport.stream.sender_stops", "transport.stream.receiver_leaves")
+_OF_STREAMS = (
+    *("transport.stream.everybody", "transport.stream.sender_stops", "transport.stream.receiver_leaves"),
+    *("transport.stream.newcomer", "transport.version.in_place", "transport.sink.copies"),
+)
 _SMALL = "checks of bytes set it themselves, and look that it is obeyed"
 _OTHERS_FOLDER = "where files lie: checks give every process a temporary folder of its own, which empty stands for"
 
 _OF_PIECES = Bounds(takes=(1,), refuses=(0, -1))
 
 DISK = Adapter(
+    thresholds=(Threshold(counts="bytes", at=4096, place="areal_local.transports.disk:_MIN_PART_BYTES"),),
     variants={"fsync": Variant(options={"fsync": True}, shows=_waits_for_the_disk)},
     bounds={"bucket_bytes": _OF_PIECES},
     without_effect={"root": _OTHERS_FOLDER, "bucket_bytes": _SMALL},
