@@ -238,6 +238,18 @@ def test_a_trial_that_its_caller_gives_up_leaves_room_for_another() -> None:
     run(test)
 
 
+def test_failures_between_answers_never_open_the_breaker() -> None:
+    """Failures count in a row: one that was answered since is not held against a replica, a week later either."""
+    breaker = Breaker(threshold=2, cooldown_s=5.0, clock=StepClock())
+    for _ in range(5):
+        breaker.failure(breaker.begin())
+        assert breaker.allows
+        breaker.success(breaker.begin())
+    breaker.failure(breaker.begin())
+    breaker.failure(breaker.begin())
+    assert not breaker.allows
+
+
 def test_requests_that_fail_together_are_one_incident() -> None:
     """Sixty requests lost at once do not open the breaker; a failed trial opens it again at once."""
 

@@ -246,6 +246,20 @@ def test_every_version_trains_exactly_one_batch() -> None:
         gate.advance(2)
 
 
+def test_dropping_counts_from_the_oldest_token_not_from_the_admission() -> None:
+    """A group that waited long before it began is kept while its tokens are young, and is handed over after older."""
+    gate = DroppingGate(prompts_per_step=1, max_staleness=1, max_concurrent=4)
+    for index in (0, 1):
+        gate.admit(index)
+    for version in (1, 2, 3):
+        gate.advance(version)
+    assert gate.finish(0, 3)
+    assert gate.finish(1, 2)
+    assert gate.take() == [1]
+    assert gate.advance(4) == []
+    assert gate.take() == [0]
+
+
 def test_dropping_forgets_what_became_too_old() -> None:
     """Under drop a finished group leaves when the version moves past its bound, a running one when it finishes."""
     gate = DroppingGate(prompts_per_step=1, max_staleness=1, max_concurrent=4)

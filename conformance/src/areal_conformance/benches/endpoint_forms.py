@@ -162,6 +162,8 @@ MESSAGES = Form(
     },
 )
 
+NEWER_LIMIT = "max_completion_tokens"
+"""What clients of chats send in place of `max_tokens`, which OpenAI has deprecated."""
 TEXT = Form(
     name="completions",
     path="/completions",

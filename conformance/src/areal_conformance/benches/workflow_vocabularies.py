@@ -1,6 +1,7 @@
 """Tokenizers of policies of today: bytes for letters, more than 65,536 ids, an end of a turn that ends nothing else.
 
-Knows: where their ids lie, and how one of them writes conversations; the other one has no chat template.
+Knows: where their ids lie, and how one of them writes conversations; the other one has no chat template; what a policy
+says in them.
 Does not know: who encodes what.
 """
 
@@ -14,6 +15,10 @@ from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
+from areal_conformance.benches.workflow import generation
+from areal_core.contract.data import StopReason
+from areal_core.contract.inference import Generation
+
 FIRST_ID = 70_000
 """Of the byte tokens; those below are never written."""
 END_OF_TURN, END_OF_TEXT = "<|im_end|>", "<|endoftext|>"
@@ -24,6 +29,7 @@ _CHATML = (
     "{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+_SAID = ("no é", "stab", "ü", "on")
 _MERGED = (("a", "b"), ("b", "a"), ("s", "t"), ("o", "n"))
 
 
@@ -39,6 +45,13 @@ def chat_tokenizer() -> Any:
 def base_tokenizer() -> Any:
     """Return one without a chat template, and with one special token for every purpose. Any: as above."""
     return _byte_level(eos_token=END_OF_TEXT, bos_token=END_OF_TEXT)
+
+
+def said(tokenizer: Any, turn: int, stop: StopReason) -> Generation:
+    """Return an output in the bytes of a tokenizer, with its end, or cut within a letter. Any: as above."""
+    ids = tokenizer.encode(_SAID[turn % len(_SAID)], add_special_tokens=False)
+    ids = [*ids, tokenizer.eos_token_id] if stop is StopReason.STOP else [*ids, *tokenizer.encode("é")][:-1]
+    return generation(turn, length=len(ids), stop=stop, output_ids=ids)
 
 
 def _byte_level(**special: Any) -> Any:  # Any: as transformers has it

@@ -234,3 +234,11 @@ ROWS = breaks.rows(
     row("StopsForgotten", "Does not tell the engine where an agent wants to stop.", "endpoint.versions.sampling",
         sampling=gives(stop=())),
 )  # fmt: skip
+
+
+VOCABULARY_ROWS = breaks.rows(
+    row("TrainsOn16Bits", "Keeps the ids of answers in 16 bits.", "endpoint.tokens.vocabulary",
+        joined=after(lambda result: attrs.evolve(result, input_ids=result.input_ids & 0xFFFF))),
+    row("AsksWith16Bits", "Keeps the ids of prompts in 16 bits.", "endpoint.tokens.vocabulary",
+        prompt_of=after(lambda result: tuple(token & 0xFFFF for token in result))),
+)  # fmt: skip

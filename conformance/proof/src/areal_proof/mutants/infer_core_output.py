@@ -139,6 +139,11 @@ class _CrossedRows(RowTable):
         return super().record(tokens, logprobs, version, now_s)
 
 
+def _stopping(ticket: Ticket, request: GenerationRequest) -> Ticket:
+    ticket.end_ids = (*ticket.end_ids, *request.sampling.stop_token_ids)
+    return ticket
+
+
 ROWS = breaks.rows(
     row("LogprobsOfTheTokenBefore", "Reports each token with the log-prob of the one before it.",
         "infer.output.logprobs", "infer.output.temperature",
@@ -171,6 +176,10 @@ ROWS = breaks.rows(
     row("UnfitIsAnIndexError", "Lets an unfit request fail with whatever the array library raises.",
         "infer.output.unfit_request", row="failed-is-typed",
         generate=catches(BatchError, lambda request: IndexError(f"index out of range: {request.input_ids}"))),
+    row("StrangeStopsAreTaken", "Looks at the ids of a prompt, and not at those that are to end an answer.",
+        "infer.output.unfit_request",
+        ticket_of=lambda original, running, request: _stopping(original(running, attrs.evolve(request,
+            sampling=attrs.evolve(request.sampling, stop_token_ids=()))), request)),
     row("EndedIsLength", "Says `length` of an output that ended by itself.", "infer.output.end_token",
         generate=after(lambda result: attrs.evolve(result, stop_reason=StopReason.LENGTH)
             if result.stop_reason is StopReason.STOP else result)),

@@ -6,6 +6,7 @@ Does not know: how it is caught.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -16,9 +17,10 @@ from areal_core.contract.errors import ResourceError
 from areal_core.contract.scheduler import Job
 from areal_core.plugins.claims import not_yet
 from areal_core.worker.rendezvous import init_method
+from areal_local.scheduler import local_scheduler
 from areal_local.scheduler.capacity import Capacity, Grant
 from areal_local.scheduler.local_scheduler import LocalScheduler
-from areal_proof.mutants.rows import Original, after, breaking, given, row, then
+from areal_proof.mutants.rows import Original, after, breaking, given, put, row, then, within
 from areal_proof.second.scheduler import SecondScheduler, SecondWorker
 
 breaks_local = breaking("scheduler/local", LocalScheduler)
@@ -102,7 +104,17 @@ async def _ready_at_once(ready: Original, *given: Any, max_gap_s: float) -> None
     await ready(*given, max_gap_s=1e9)
 
 
+async def _all_of_them(starts: Sequence[Any], statuses: Any, timeout_s: float) -> None:
+    ended = await asyncio.wait_for(asyncio.gather(*starts, return_exceptions=True), timeout_s)
+    for outcome in ended:
+        if isinstance(outcome, BaseException):
+            raise outcome
+
+
 LOCAL_ROWS = breaks_local.rows(
+    row("WaitsForTheSlow", "Tells of a worker that ended once all others have started.",
+        "scheduler.gang.names_the_dead",
+        submit=within(lambda: put(local_scheduler, all_started=_all_of_them))),
     row("OwnSilenceCounts", "Takes workers for silent whose signs of life it had no time to hear.",
         "scheduler.silence.of_its_own", start_worker=after(lambda result: _counting_all_time(result))),
     row("DevicesOfTheirOwn", "Gives devices of its own to a job that is to share another's.",

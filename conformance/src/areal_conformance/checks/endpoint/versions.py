@@ -7,7 +7,7 @@ Does not know: how weights are updated.
 from __future__ import annotations
 
 from areal_conformance.benches.endpoint import EndpointBench, answer, said, trained
-from areal_conformance.benches.endpoint_forms import CHAT, MESSAGES, RESPONSES, TEXT
+from areal_conformance.benches.endpoint_forms import CHAT, MESSAGES, NEWER_LIMIT, RESPONSES, TEXT
 from areal_conformance.benches.workflow import SAMPLING
 from areal_conformance.benches.workflow_tokens import versions_of
 from areal_conformance.check import Level, check
@@ -57,19 +57,23 @@ async def logprobs(bench: EndpointBench) -> None:
 async def sampling(bench: EndpointBench) -> None:
     """The run's sampling holds whatever a request says; it can only ask for fewer tokens, and for more stops."""
     loud = {"temperature": 0.1, "top_p": 0.2}
-    for form in (CHAT, RESPONSES, MESSAGES):
+    for form, name in (
+        (CHAT, CHAT.limit),
+        (CHAT, NEWER_LIMIT),
+        (RESPONSES, RESPONSES.limit),
+        (MESSAGES, MESSAGES.limit),
+    ):
         async with bench.opened(form) as opened:
             for limit, due in ((3, 3), (SAMPLING.max_new_tokens + 900, SAMPLING.max_new_tokens)):
                 opened.agent.history = [form.asked("stone?")]
-                said(form, await opened.agent.ask(**loud, **{form.limit: limit}), form.name)
+                said(form, await opened.agent.ask(**loud, **{name: limit}), form.name)
                 used = opened.session.asked[-1].sampling or SAMPLING
                 drawn = (used.temperature, used.top_p, used.top_k, used.seed)
                 mine = (SAMPLING.temperature, SAMPLING.top_p, SAMPLING.top_k, SAMPLING.seed)
                 expect(drawn == mine, f"{form.name}: the run draws with {mine}, the request was drawn with {drawn}")
                 seen = used.max_new_tokens
-                expect(
-                    seen == due, f"{form.name}: {form.limit} {limit} of a run of {SAMPLING.max_new_tokens} is {seen}"
-                )
+                told = f"{form.name}: {name} {limit} of a run of {SAMPLING.max_new_tokens} is {seen}"
+                expect(seen == due, told)
                 kept = set(SAMPLING.stop_token_ids) <= set(used.stop_token_ids)
                 expect(kept, f"{form.name}: the run stops at {SAMPLING.stop_token_ids}, this at {used.stop_token_ids}")
     async with bench.opened() as opened:

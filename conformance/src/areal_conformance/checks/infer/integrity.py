@@ -6,6 +6,7 @@ Does not know: filters, seeds and stop strings, which are claimed; concurrency.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from functools import partial
 
@@ -100,7 +101,7 @@ async def prompt_too_long(bench: InferBench) -> None:
 
 @check("infer.output.unfit_request", level=Level.SINGLE, law=5, spec="infer#generate")
 async def unfit_request(bench: InferBench) -> None:
-    """An empty prompt or an id outside the vocabulary is refused with a typed error, and harms nobody else."""
+    """An empty prompt or an id outside the vocabulary is refused with a typed error; a strange stop harms nobody."""
     async with bench.engine() as engine:
         beside = bench.ask(5, 9, name="beside", max_new_tokens=40)
         call = bench.call(engine.generate(beside))
@@ -111,6 +112,9 @@ async def unfit_request(bench: InferBench) -> None:
         }
         for told, request in unfit.items():
             await raises(ArealError, partial(engine.generate, request), f"generate for {told}")
+        strange = bench.ask(5, 9, name="strange", stop_token_ids=(VOCABULARY,), min_new_tokens=3)
+        with contextlib.suppress(ArealError):  # refused, or a token that never comes
+            expect_policy(bench, await bench.generate(engine, strange), bench.ask(5, 9))
         expect_policy(bench, (await bench.results([call]))[0], beside)
         await expect_answered(bench, engine, bench.ask(6, 9, name="later"))
         status = await engine.status()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 from areal_conformance.benches.process import unix_sockets
@@ -56,6 +57,10 @@ async def other_users(bench: SchedulerBench) -> None:
 
 
 def _can_be_entered(path: Path) -> bool:
-    """Tell whether others may pass every folder on the way, and write to the socket."""
-    modes = [folder.stat().st_mode for folder in path.parents]
+    """Tell whether others may pass every folder on the way, and write to the socket.
+
+    The temporary folder is not a scheduler's own, and may be one that everybody enters: it keeps nobody out.
+    """
+    temporary = Path(tempfile.gettempdir())
+    modes = [folder.stat().st_mode for folder in path.parents if folder not in (temporary, *temporary.parents)]
     return bool(path.stat().st_mode & _WRITE) and all(mode & _ENTER for mode in modes)

@@ -25,6 +25,11 @@ if mkdir {folder}/one 2>/dev/null || mkdir {folder}/two 2>/dev/null; then exec "
 echo "this one has no luck" >&2
 exit 7
 """
+_ONE_OF_MANY_ENDS = """#!/bin/sh
+echo $$ >> {folder}/pids
+if mkdir {folder}/first 2>/dev/null; then echo "this one has no luck" >&2; exit 7; fi
+exec sleep 600
+"""
 _NEVER_ANSWERS = """#!/bin/sh
 echo $$ >> {folder}/pids
 echo "still thinking"
@@ -60,11 +65,13 @@ async def all_or_nothing(bench: SchedulerBench) -> None:
 
 @check("scheduler.gang.names_the_dead", level=Level.SINGLE, law=9, spec=SUBMIT)
 async def names_the_dead(bench: SchedulerBench) -> None:
-    """A worker that ends while starting gives WorkerDied, with the worker, its exit code and its last words."""
-    python = _interpreter(bench.folder, _TWO_OF_THREE)
-    async with bench.scheduler() as scheduler:
-        work = scheduler.submit(bench.job("trio", num_workers=3, python=python))
-        await bench.raised(WorkerDied, work, "submit", "trio/", "7", "this one has no luck", within_s=60.0)
+    """A worker that ends while others start gives WorkerDied at once: the worker, its exit code, its last words."""
+    for script in (_TWO_OF_THREE, _ONE_OF_MANY_ENDS):
+        python = _interpreter(bench.folder, script)
+        async with bench.scheduler() as scheduler:
+            work = scheduler.submit(bench.job("trio", num_workers=3, python=python))
+            await bench.raised(WorkerDied, work, "submit", "trio/", "7", "this one has no luck", within_s=20.0)
+            await bench.gone(_pids(bench.folder), "submit raised because one worker of three ended")
 
 
 @check("scheduler.gang.start_deadline", level=Level.SINGLE, law=9, spec=SUBMIT)

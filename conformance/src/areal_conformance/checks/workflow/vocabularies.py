@@ -6,24 +6,21 @@ Does not know: how a workflow writes a prompt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import combinations
 from typing import Any
 
-from areal_conformance.benches.workflow import ScriptedSession, WorkflowBench, generation
+from areal_conformance.benches.workflow import ScriptedSession, WorkflowBench
 from areal_conformance.benches.workflow_tokens import told_right, traced
-from areal_conformance.benches.workflow_vocabularies import FIRST_ID, base_tokenizer, chat_tokenizer
+from areal_conformance.benches.workflow_vocabularies import FIRST_ID, base_tokenizer, chat_tokenizer, said
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.data import Episode, StopReason
 from areal_core.contract.errors import ArealError
-from areal_core.contract.inference import Generation
 
 _SESSION = "workflow#areal_core.contract.workflow.Session"
 _FORMS = ("input_ids", "messages", "prompt")
 """The most exact first."""
-_SAID = ("no é", "stab", "ü", "on")
-"""What turns say; of the last letter of some the last byte is not written."""
 
 
 @check("workflow.tokens.vocabulary", level=Level.SINGLE, law=1, spec="workflow#other-tokenizers")
@@ -33,7 +30,7 @@ async def vocabulary(bench: WorkflowBench) -> None:
         workflow = bench.fresh()
         for row in map(_moved, bench.rows):
             for stop in (StopReason.STOP, StopReason.LENGTH):
-                session = bench.session(lambda turn, t=tokenizer, s=stop: _said(t, turn, s))  # type: ignore[misc]
+                session = bench.session(lambda turn, t=tokenizer, s=stop: said(t, turn, s))  # type: ignore[misc]
                 session.tokenizer = tokenizer
                 made = await _made(bench, workflow, session, row)
                 if made is not None:
@@ -99,13 +96,6 @@ def _whole(made: Any, session: ScriptedSession, row: Mapping[str, Any]) -> None:
         if after.input_ids[: len(known)] == known and known[-1] == end:
             told = f"an answer ended with {end}, and the next request has that token once more behind it"
             expect(after.input_ids[len(known)] != end, told)
-
-
-def _said(tokenizer: Any, turn: int, stop: StopReason) -> Generation:
-    """Return an output in the bytes of this tokenizer, with its end or cut within a letter. Any: transformers'."""
-    ids: Sequence[int] = tokenizer.encode(_SAID[turn % len(_SAID)], add_special_tokens=False)
-    ids = [*ids, tokenizer.eos_token_id] if stop is StopReason.STOP else [*ids, *tokenizer.encode("é")][:-1]
-    return generation(turn, length=len(ids), stop=stop, output_ids=ids)
 
 
 def _moved(row: Mapping[str, Any]) -> Mapping[str, Any]:

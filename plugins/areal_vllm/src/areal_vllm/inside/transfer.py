@@ -10,7 +10,7 @@ Does not know: who sends, or versions.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ class RankSlotInfo(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not
     num_ranks: int
     world_size: int
     timeout_s: float
-    secret: str = ""
+    secret: str = field(default="", repr=False)
     route: str = "broadcast"
 
 
