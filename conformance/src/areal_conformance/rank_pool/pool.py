@@ -207,7 +207,7 @@ def _release(children: list[Child], course: _Course) -> None:
 
 def _judge(children: list[Child], course: _Course, may_die: tuple[int, ...], deadline_s: float) -> None:
     """Raise what the end of the program means."""
-    for rank, error in sorted(course.errors.items()):
+    for rank, error in sorted(course.errors.items(), key=lambda one: (one[1]["kind"] == "late", one[0])):
         if error["kind"] != "abandoned":
             _raise(rank, error, children, sorted(course.running), starved=course.starved)
     stuck = sorted({*course.running, *course.waiting})
