@@ -116,6 +116,19 @@ def test_what_runs_at_import_alone_is_looked_at_by_whoever_imports_it() -> None:
     assert coverage.checks_at(source, one(source, "boundary", "left < 1")) == ()
 
 
+def test_a_function_called_at_import_alone_is_looked_at_by_whoever_imports_it() -> None:
+    """A table that a function makes while its module is imported: every check runs with it; a helper of nobody's is
+    unseen."""
+    source = source_of("def row(n):\n    return n + 1\n\ndef odd(n):\n    return n - 1\n\nTABLE = [row(1), 2]\n")
+    coverage = Coverage(in_memory={source.path})
+    coverage.made["a"] = Made(check="a", outcome="pass", seconds=1.0)
+    coverage.lines["a"] = {Path("/x"): {1}}
+
+    assert coverage.checks_at(source, one(source, "arithmetic", "n + 1")) == ("a",)
+    assert coverage.checks_at(source, one(source, "arithmetic", "n - 1")) == ()
+    assert coverage.unrun(source) == (5,)
+
+
 def test_statements_no_check_runs() -> None:
     """First lines of statements in functions, of several lines too; neither texts nor what is outside of functions."""
     source = source_of(TEXT.replace("        if left < 1:", '        """Stop."""\n        if left < 1:'))

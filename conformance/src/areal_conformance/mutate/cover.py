@@ -66,7 +66,9 @@ class Coverage:
         """Return the lines of statements in functions that no passing check runs, each statement's first one."""
         run = {line for files in self.lines.values() for line in files.get(source.path, ())}
         found = [node for node in ast.walk(source.tree) if isinstance(node, ast.stmt) and not _says_nothing(node)]
-        return tuple(sorted({n.lineno for n in found if source.function(n) is not None and not _head(source, n) & run}))
+        told = source.path in self.in_memory  # what ran while it was imported nobody saw
+        nodes = [node for node in found if source.function(node) is not None and not _head(source, node) & run]
+        return tuple(sorted({node.lineno for node in nodes if not (told and _runs_at_import(source, node))}))
 
     def _running(self, source: Source, wanted: set[int]) -> list[str]:
         return [key for key, files in self.lines.items() if files.get(source.path, set()) & wanted]
@@ -84,9 +86,18 @@ def watched_lines(source: Source, mutant: Mutant) -> set[int]:
 
 
 def imported_lines(source: Source, mutant: Mutant) -> set[int]:
-    """Return the lines of a mutant's statements that run while the module is imported; none of those in functions."""
-    nodes = [node for node in (mutant.change.node, *mutant.change.beside) if source.function(node) is None]
+    """Return the lines of a mutant's statements that run at import, in functions that are called there too."""
+    nodes = [node for node in (mutant.change.node, *mutant.change.beside) if _runs_at_import(source, node)]
     return {line for node in nodes for line in _head(source, source.statement(node))}
+
+
+def _runs_at_import(source: Source, node: ast.AST) -> bool:
+    """Tell whether a node is outside of functions, or in one that is called by its name outside of all."""
+    function = source.function(node)
+    if function is None:
+        return True
+    calls = (one for one in ast.walk(source.tree) if isinstance(one, ast.Call) and isinstance(one.func, ast.Name))
+    return any(call.func.id == function.name and source.function(call) is None for call in calls)  # type: ignore[attr-defined]
 
 
 def _watched(source: Source, node: Spot) -> set[int]:
