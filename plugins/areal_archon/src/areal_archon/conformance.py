@@ -6,6 +6,8 @@ Does not know: any check.
 
 from __future__ import annotations
 
+from typing import Any
+
 from areal_conformance.adapter import Adapter, Bounds, Threshold, Variant
 from areal_torch.testing.witness import StageWitness
 
@@ -13,6 +15,14 @@ _ON_FOUR = ("d4", "d2t2", "d2c2", "d2p2", "t2c2", "t2p2", "c2p2")
 _EXPERTS_ON_FOUR = ("d4e2", "d4e4", "d2t2e2", "d2c2e4", "d2p2e2", "t2c2e2")
 _FOUR = {"layers": 4, "tied": False}
 """Model of a pipeline with several stages on each rank."""
+
+
+def _units(engine: Any) -> int:  # Any: an engine
+    """Return how many parts of this rank's stages are gathered one at a time."""
+    from torch.distributed.fsdp import FSDPModule
+
+    return sum(isinstance(module, FSDPModule) for stage in engine.built.stages for module in stage.modules())
+
 
 ADAPTER = Adapter(
     models=("qwen3", "qwen2", "llama", "qwen3_moe"),
@@ -22,7 +32,7 @@ ADAPTER = Adapter(
     options={"memory.activation_checkpointing": {"activation_checkpointing": "full", "wrap": "layer"}},
     witness=StageWitness,
     variants={
-        "layers": Variant(options={"wrap": "layer", "reshard_after_forward": "always"}),
+        "layers": Variant(options={"wrap": "layer", "reshard_after_forward": "always"}, shows=_units),
         "kept": Variant(options={"wrap": "layer", "reshard_after_forward": "never", "reduce_every_microbatch": False}),
         "products_kept": Variant(options={"activation_checkpointing": "selective"}),
         "whole_sequences": Variant(options={"sequence_parallel": False}, layouts=("t2",)),
