@@ -6,11 +6,20 @@ Does not know: any check.
 
 from __future__ import annotations
 
+from typing import Any
+
 from areal_conformance.adapter import Adapter, Bounds, Threshold, Variant
 from areal_torch.testing.witness import StageWitness
 
 _ON_FOUR = ("d2t2", "d2c2", "d2p2", "t2c2", "t2p2", "c2p2")
 _EXPERTS_ON_FOUR = ("d4e4", "d2t2e2", "d2p2e2", "t2c2e2")
+
+
+def _computed_again(engine: Any) -> str | None:  # Any: an engine
+    """Return what of a layer the stages compute again in the backward pass."""
+    granularity: str | None = engine.built.model.stages[0].model.config.recompute_granularity
+    return granularity
+
 
 ADAPTER = Adapter(
     models=("qwen3", "qwen2", "llama", "qwen3_moe"),
@@ -20,7 +29,9 @@ ADAPTER = Adapter(
     options={"memory.activation_checkpointing": {"activation_checkpointing": "full"}},
     witness=StageWitness,
     variants={
-        "attention_again": Variant(options={"activation_checkpointing": "selective"}),
+        "attention_again": Variant(
+            options={"activation_checkpointing": "selective"}, shows=_computed_again, gives="selective"
+        ),
         "masters_alone": Variant(options={"distributed_optimizer": True}),
         "masters_shared": Variant(options={"distributed_optimizer": True}, layouts=("d2", "c2")),
         "interleaved": Variant(options={"virtual": 2}, layouts=("p2",), model={"layers": 4}),
