@@ -251,7 +251,8 @@ class SecondTrainEngine:
 
     def offload(self) -> None:
         """Move the table off the device."""
-        self.opened().spill.push()
+        here = self.opened()
+        here.spill.push(here.ranks.agree)
 
     def onload(self) -> None:
         """Bring the table back."""

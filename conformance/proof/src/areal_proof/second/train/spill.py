@@ -7,7 +7,7 @@ Does not know: whose tensors they are.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import IO
 
 import torch
@@ -30,21 +30,27 @@ class Spill:
         """Whether the tensors are empty now."""
         return self._file is not None
 
-    def push(self) -> None:
-        """Write every tensor, then free its memory. Idempotent."""
+    def push(self, agree: Callable[[Callable[[], None]], object]) -> None:
+        """Write every tensor, then, once `agree` says that all ranks have, free its memory. Idempotent."""
         if self._file is not None:
             return
         file = tempfile.TemporaryFile()  # noqa: SIM115  kept until `pull`
+        try:
+            agree(lambda: self._write(file))
+        except BaseException:
+            file.close()
+            raise
+        self._file = file
+        for tensor in self._tensors:
+            tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+
+    def _write(self, file: IO[bytes]) -> None:
         try:
             for tensor in self._tensors:
                 file.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
             file.flush()
         except OSError as error:
-            file.close()
             raise StorageError("weights cannot be moved off the device", why=str(error), fix="free disk") from error
-        self._file = file
-        for tensor in self._tensors:
-            tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
 
     def pull(self) -> None:
         """Take memory again and read every tensor. Idempotent."""
