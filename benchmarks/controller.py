@@ -13,19 +13,12 @@ from pathlib import Path
 
 import family
 import frame
-import psutil
 import runs
 
 TASK, STEPS, REPEATS, PERIOD_S = "spell", 150, 5, 0.05
 EPISODES = 128
 """Of a step of the preset."""
 GOAL = 250.0
-
-
-def processor_seconds(process: psutil.Process) -> float:
-    """Return what all threads of a process have used so far."""
-    times = process.cpu_times()
-    return times.user + times.system
 
 
 def for_each_episode(samples: Sequence[tuple[int, float]], steps: int) -> float:
@@ -45,7 +38,7 @@ def main() -> int:
         for number in range(repeats):
             folder = Path(scratch) / f"run-{number}"
             for name, samples in family.train(
-                TASK, model, folder, [f"steps={steps}"], processor_seconds, every_s=PERIOD_S
+                TASK, model, folder, [f"steps={steps}"], family.processor_seconds, every_s=PERIOD_S
             ).items():
                 found.setdefault(name, []).append(for_each_episode(samples, steps))
     spread = {name: frame.spread(each) for name, each in found.items()}

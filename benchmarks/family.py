@@ -1,7 +1,7 @@
 """The processes of a run as one sees them from outside: controller, workers, the reward's.
 
 Knows: which process is which (a worker is named after the log it writes), and how many steps the run has recorded.
-Does not know: what is read of a process, or what becomes of it.
+Does not know: what else is read of a process, or what becomes of it.
 """
 
 from __future__ import annotations
@@ -40,6 +40,12 @@ def train(
         SystemExit: the run failed; its last lines are shown.
     """
     return _watch(runs.train_command(preset_path(task), model, folder, overrides), folder, read, every_s)
+
+
+def processor_seconds(process: psutil.Process) -> float:
+    """Return what all threads of a process have used so far: something to read."""
+    times = process.cpu_times()
+    return times.user + times.system
 
 
 def _label(process: psutil.Process, controller: int) -> str:

@@ -18,7 +18,6 @@ import family
 import frame
 import psutil
 import runs
-from controller import processor_seconds
 
 STEPS, PERIOD_S = {"spell": 150, "long_spell": 100}, 0.05
 TARGET = 0.9
@@ -27,7 +26,7 @@ Reading = tuple[float, float]
 
 
 def _now(process: psutil.Process) -> Reading:
-    return time.perf_counter(), processor_seconds(process)
+    return time.perf_counter(), family.processor_seconds(process)
 
 
 def cores_used(seen: Mapping[str, Sequence[tuple[int, Reading]]], steps: int) -> dict[str, float]:

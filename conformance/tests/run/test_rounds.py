@@ -18,9 +18,7 @@ ROUNDS = runpy.run_path(str(Path(__file__).parents[3] / "tools" / "rounds.py"))
 
 @pytest.mark.parametrize("name", ROUNDS["REFERENCES"])
 def test_what_is_certified_in_rounds_is_installed(name: str) -> None:
-    """
-    A name that is not there would end every round with a refusal.
-    """
+    """A name that is not there would end every round with a refusal."""
     words = shlex.split(ROUNDS["REFERENCES"][name])
     given = dict(zip(words[::2], words[1::2], strict=True))
     wanted = [(given["--role"], given["--backend"])] if "--backend" in given else [("train", "reference")]
@@ -30,9 +28,7 @@ def test_what_is_certified_in_rounds_is_installed(name: str) -> None:
 
 
 def test_a_round_tells_what_did_not_pass_in_its_own_words(tmp_path: Path) -> None:
-    """
-    The verdict alone does not say which check gave a false alarm.
-    """
+    """The verdict alone does not say which check gave a false alarm."""
     rows: list[dict[str, Any]] = [
         {"id": f"a.{outcome}", "outcome": outcome, "seconds": 1.0, "message": f"why {outcome}"}
         for outcome in ("pass", "skip", "not-run", "inconclusive", "fail")

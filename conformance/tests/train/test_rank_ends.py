@@ -23,7 +23,5 @@ def _caused(error: Exception, cause: Exception) -> Exception:
     ],
 )
 def test_a_limit_of_a_collective_is_one_of_time(error: Exception, expected: bool) -> None:
-    """
-    On a machine without a processor to spare it says nothing; what is wrong fails on any machine.
-    """
+    """On a machine without a processor to spare it says nothing; what is wrong fails on any machine."""
     assert expected == gave_up(error)

@@ -7,18 +7,21 @@ Does not know: what writes them, or what is right. Writes of libraries that are 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Look = Callable[[], None]
 _FILES = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate")
 _looks: list[Look] = []
+"""Of the block that runs now; empty outside of one."""
+_looking = threading.Lock()
 _hooked: list[bool] = []
 
 
 @contextmanager
 def watching(look: Look) -> Iterator[None]:
-    """Call `look` before each event, in whichever thread it happens; what it does to files itself is not watched."""
+    """Call `look` before each event, in whichever thread it happens, one at a time: no event of a look is looked at."""
     if not _hooked:  # an auditor stays for as long as its process
         sys.addaudithook(_audited)
         _hooked.append(True)
@@ -30,10 +33,9 @@ def watching(look: Look) -> Iterator[None]:
 
 
 def _audited(event: str, arguments: tuple[object, ...]) -> None:
-    if not _looks or event not in _FILES:
-        return
-    look = _looks.pop()  # nobody looks at the look
-    try:
-        look()
-    finally:
-        _looks.append(look)
+    if event in _FILES and _looks and _looking.acquire(blocking=False):
+        try:
+            for look in tuple(_looks):  # none, if the block has just ended in another thread
+                look()
+        finally:
+            _looking.release()

@@ -126,12 +126,8 @@ def offload_full(bench: RankBench, layout: dict[str, int], rows: Rows, victim: i
         with full_disk(bench.rank == victim):
             error = error_of(engine.offload)
         failed = [bool(told[0]) for told in bench.share(error)]
-        if any(failed) and not all(failed):
-            return {
-                "error": error,
-                "gap": [0.0, ""],
-                "stepped": False,
-            }  # ranks that are apart would wait for each other
+        if any(failed) and not all(failed):  # ranks that are apart would wait for each other
+            return {"error": error, "gap": [0.0, ""], "stepped": False}
         if not any(failed):
             engine.onload()
         kept = gap(held, bench.sent(engine))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import IO
 
 import torch
@@ -34,23 +35,31 @@ class Spill:
         """Write every tensor, then, once `agree` says that all ranks have, free its memory. Idempotent."""
         if self._file is not None:
             return
-        file = tempfile.TemporaryFile()  # noqa: SIM115  kept until `pull`
+        written: list[IO[bytes]] = []
         try:
-            agree(lambda: self._write(file))
+            agree(lambda: written.append(self._written()))
         except BaseException:
-            file.close()
+            for file in written:
+                file.close()
             raise
-        self._file = file
+        (self._file,) = written
         for tensor in self._tensors:
             tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
 
-    def _write(self, file: IO[bytes]) -> None:
+    def _written(self) -> IO[bytes]:
+        """Return a file that holds every tensor."""
+        file: IO[bytes] | None = None
         try:
+            file = tempfile.TemporaryFile()  # noqa: SIM115  kept until `pull`
             for tensor in self._tensors:
                 file.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
             file.flush()
         except OSError as error:
+            with suppress(OSError):  # it would write what it has not written yet
+                if file is not None:
+                    file.close()
             raise StorageError("weights cannot be moved off the device", why=str(error), fix="free disk") from error
+        return file
 
     def pull(self) -> None:
         """Take memory again and read every tensor. Idempotent."""
