@@ -20,6 +20,7 @@ from areal_conformance.benches.base import Bench
 from areal_conformance.benches.conversations import Json, Talk, conversations, with_arguments
 from areal_conformance.outcome import Violation, expect
 from areal_conformance.probes.tokenizers import TEMPLATES, tiny_tokenizer
+from areal_conformance.target import Target
 from areal_core.contract.errors import DatasetError
 
 NUM_TALKS = 24
@@ -178,15 +179,16 @@ class RendererBench(Bench):
     """One renderer, bound to each of the adapter's tokenizers when that is first asked for."""
 
     _bound: tuple[Bound, ...] | None = None
+    _of: Target | None = None
 
     @property
     def bounds(self) -> tuple[Bound, ...]:
         """Return the renderer on every tokenizer of the adapter; if it names none, on the suite's that it binds."""
-        if self._bound is None:
+        if self._bound is None or self._of is not self.target:
             named = self.target.adapter.tokenizers
             made = [self.bind(kind) for kind in named] if named else [*self._bindable()]
             expect(made, "binds none of the suite's tokenizers; an adapter names one of its own: see `tokenizers`")
-            self._bound = tuple(made)
+            self._bound, self._of = tuple(made), self.target
         return self._bound
 
     def _bindable(self) -> Iterator[Bound]:

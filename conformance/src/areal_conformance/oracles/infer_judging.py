@@ -169,6 +169,16 @@ async def expect_answered(
     return result
 
 
+async def counted(bench: InferBench, engine: InferenceEngine, request: GenerationRequest) -> Generation:
+    """Generate for a request that is alone, and expect `status` to count what came out: prior tokens came before."""
+    before = (await engine.status()).tokens_generated
+    result = await bench.generate(engine, request)
+    grown, made = (await engine.status()).tokens_generated - before, len(result.output_ids)
+    told = f"{request.num_prior} prior tokens, {made} new ones: tokens_generated grew by {grown}"
+    expect(grown == made, told)
+    return result
+
+
 def expect_survivors(
     bench: InferBench, outcomes: Sequence[Generation | BaseException], requests: Sequence[GenerationRequest]
 ) -> int:

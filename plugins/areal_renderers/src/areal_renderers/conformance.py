@@ -1,22 +1,50 @@
 """What the conformance suite needs to know of the renderers: tokenizers that they are proven on.
 
-Knows: which those are. Those of families have published templates, and need the extra `test`.
+Knows: which those are, and options of `plain`. Those of families have published templates, and need the extra `test`.
 Does not know: any check.
 """
 
 from __future__ import annotations
 
-from areal_conformance.adapter import Adapter
+from areal_agentic.renderer import Renderer
+from areal_conformance.adapter import Adapter, Variant
 from areal_renderers.config import TemplateConfig
-from areal_renderers.plain import PlainConfig, PlainRenderer
 from areal_renderers.template import TemplateRenderer
 
 _FAMILY = "areal_renderers.testing.tokenizers:family_tokenizer"
 
+
+def _written(renderer: Renderer) -> str:
+    """Return a conversation of two questions, its answer as a policy gave it, as text."""
+    from areal_conformance.probes.tokenizers import tiny_tokenizer
+
+    tokenizer = tiny_tokenizer("bare")
+    bound = renderer.bind(tokenizer)
+    asked = [{"role": "user", "content": "ab"}]
+    output = [*tokenizer.encode("ba"), tokenizer.eos_token_id]
+    bridge = bound.bridge(asked, output, [{"role": "user", "content": "abba"}])
+    return str(tokenizer.decode([*bound.render(asked), *output, *(bridge or ())]))
+
+
 AUTO = Adapter(tokenizers=("chatml", "thinking"))
 PLAIN = Adapter(
     tokenizers=("bare",),
-    build=lambda case: PlainRenderer(PlainConfig(prefixes={"user": "Q: ", "assistant": "A:"}, separator="\n")),
+    options={"": {"prefixes": {"user": "Q: ", "assistant": "A:"}, "separator": "\n"}},
+    variants={
+        "suffixes": Variant(
+            options={"suffixes": {"user": "!", "assistant": "<|im_end|>\n"}},
+            shows=_written,
+            gives="Q: ab!\nA:ba<|im_end|>\n\nQ: abba!\nA:",
+        ),
+        "prefixes": Variant(
+            options={"prefixes": {"assistant": "so "}, "separator": ""},
+            shows=_written,
+            gives="abso ba<|im_end|>abbaso ",
+        ),
+    },
+    without_effect={
+        "add_special_tokens": "the suite's tokenizer begins no text; tests of the package have one that does"
+    },
 )
 TEMPLATE = Adapter(
     tokenizers=("chatml", "thinking"),

@@ -130,10 +130,13 @@ class BoundPlain:
         return self._encoder.ids(self._config.separator) if wanted else []
 
     def _rest_of_close(self, output_ids: Sequence[int]) -> list[int]:
-        """Return what closes an answer; nothing of it where the answer closed itself."""
-        ids = list(output_ids)
-        closed = ids[-len(self._close) :] == self._close or (bool(ids) and ids[-1] in self.stop_token_ids)
-        return [] if closed else [*self._close]
+        """Return what closes an answer; what is left of it where the answer closed itself."""
+        ids, close = list(output_ids), self._close
+        if ids[-len(close) :] == close:
+            return []
+        if ids and ids[-1] in self.stop_token_ids:
+            return close[close.index(ids[-1]) + 1 :] if ids[-1] in close else []
+        return [*close]
 
 
 def _refuse_tools(tools: Sequence[Tool]) -> None:

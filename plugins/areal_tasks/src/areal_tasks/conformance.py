@@ -6,6 +6,7 @@ Does not know: any check.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,38 @@ def _asked(workflow: SingleTurnWorkflow) -> list[str]:
     from areal_conformance.benches.workflow import drifting_tokenizer
 
     tokenizer = drifting_tokenizer()
-    rows = ({"prompt": "stone>"}, {"messages": [{"role": "user", "content": "baobab>"}]})
+    rows = ({"prompt": "stone>"}, {"messages": _QUESTION}, {"messages": [_OWN_SYSTEM, *_QUESTION]})
     return [tokenizer.decode(workflow.prompt_ids(tokenizer, row, "a task")) for row in rows]
+
+
+def _templated(workflow: SingleTurnWorkflow) -> list[str]:
+    """Return what the policy is asked with for rows with words for the chat template, by one that has places for them.
+
+    A row without any, with a variable of its own, with a switch of its own, with a tool.
+    """
+    from areal_conformance.benches.workflow import drifting_tokenizer
+
+    tokenizer = copy.deepcopy(drifting_tokenizer())
+    tokenizer.chat_template = _SPEAKING + tokenizer.chat_template
+    more: tuple[Mapping[str, Any], ...] = (
+        {},
+        {"chat_template_kwargs": {"tone": "low-"}},
+        {"chat_template_kwargs": {"enable_thinking": True}},
+        {"tools": [{"type": "function", "function": {"name": "add", "parameters": {}}}]},
+    )
+    rows = [{"messages": _QUESTION, **own} for own in more]
+    return [tokenizer.decode(workflow.prompt_ids(tokenizer, row, "a task")) for row in rows]
+
+
+async def _begun(workflow: SingleTurnWorkflow) -> list[bool]:
+    """Return which requests of an episode begin with the token that the tokenizer begins a text with."""
+    from areal_conformance.benches.workflow import ScriptedSession, paying
+    from areal_conformance.benches.workflow_beginnings import beginning_tokenizer
+
+    tokenizer = beginning_tokenizer()
+    session = ScriptedSession(script=_word, judge=paying(), tokenizer=tokenizer)
+    await workflow.arun_episode(session, {"prompt": "stone>"})
+    return [one.input_ids[0] == tokenizer.bos_token_id for one in session.asked]
 
 
 async def _critic_asked(workflow: CritiqueWorkflow) -> list[str]:
@@ -31,7 +62,7 @@ async def _critic_asked(workflow: CritiqueWorkflow) -> list[str]:
     from areal_conformance.benches.workflow import ScriptedSession, drifting_tokenizer, paying
 
     session = ScriptedSession(script=_word, judge=paying(), tokenizer=drifting_tokenizer())
-    await workflow.arun_episode(session, {"prompt": "stone>"})
+    await workflow.arun_episode(session, {"prompt": "stone{answer}>"})  # no part of it is filled in
     first, critic, again = session.asked
     known = len(first.input_ids) + len(_word(0).output_ids)
     return [session.tokenizer.decode(ids).replace("<unk>", "") for ids in (critic.input_ids, again.input_ids[known:])]
@@ -44,10 +75,13 @@ def _word(turn: int) -> Generation:
     return generation(turn, output_ids=[3 + turn] * 5 + [1])
 
 
+_QUESTION = [{"role": "user", "content": "baobab>"}]
+_OWN_SYSTEM = {"role": "system", "content": "own-"}
+_SPEAKING = (
+    "{{ tone }}{% if enable_thinking is defined %}{{ 'think-' if enable_thinking else 'hush-' }}{% endif %}"
+    "{% for tool in tools or [] %}{{ tool['function']['name'] }}-{% endfor %}"
+)
 _OF_PROMPTS = {
-    "template": "given on to the chat template, of which the suite's knows no variable",
-    "enable_thinking": "as `template`",
-    "add_special_tokens": "the suite's tokenizer puts none around a text",
     "image_marker": "words of a text, in conversations with images",
     "image_folder": "where relative paths begin; the suite's images are bytes",
 }
@@ -57,12 +91,32 @@ _ROWS: tuple[Mapping[str, Any], ...] = (
     {"messages": [{"role": "user", "content": "baobab>"}], "answer": "baboab"},
     {"input_ids": [8, 15, 3, 4, 29], "answer": "bamf"},
 )
+_OF_TEMPLATES = {
+    "template": Variant(
+        options={"template": {"tone": "loud-"}},
+        shows=_templated,
+        gives=["loud-u>baobab>-a>", "low-u>baobab>-a>", "loud-think-u>baobab>-a>", "loud-add-u>baobab>-a>"],
+        again=False,
+    ),
+    "enable_thinking": Variant(
+        options={"enable_thinking": False},
+        shows=_templated,
+        gives=["hush-u>baobab>-a>", "low-hush-u>baobab>-a>", "think-u>baobab>-a>", "hush-add-u>baobab>-a>"],
+        again=False,  # the suite's own template has no such switch
+    ),
+}
 SINGLE_TURN = Adapter(
     variants={
-        "chat": Variant(options={"chat": True}, shows=_asked, gives=["u>stone>-a>", "u>baobab>-a>"]),
-        "system": Variant(
-            options={"system": "beg-"}, shows=_asked, gives=["s>beg--u>stone>-a>", "s>beg--u>baobab>-a>"]
+        **_OF_TEMPLATES,
+        "chat": Variant(
+            options={"chat": True}, shows=_asked, gives=["u>stone>-a>", "u>baobab>-a>", "s>own--u>baobab>-a>"]
         ),
+        "system": Variant(
+            options={"system": "beg-"},
+            shows=_asked,
+            gives=["s>beg--u>stone>-a>", "s>beg--u>baobab>-a>", "s>beg--s>own--u>baobab>-a>"],
+        ),
+        "unbegun": Variant(options={"add_special_tokens": False}, shows=_begun, gives=[False], again=False),
     },
     without_effect=_OF_PROMPTS,
     rows=_ROWS,
@@ -71,15 +125,17 @@ CRITIQUE = Adapter(
     rows=_ROWS,
     options={"adapters": {"adapter": "critic"}},
     variants={
+        **_OF_TEMPLATES,
+        "unbegun": Variant(options={"add_special_tokens": False}, shows=_begun, gives=[False] * 3, again=False),
         "question": Variant(
             options={"question": "of-{prompt}-is-{answer}"},
             shows=_critic_asked,
-            gives=["of-stone>-is-aaaaa", "bbbbbnsweragain"],
+            gives=["of-stoneanswer>-is-aaaaa", "bbbbbnsweragain"],
         ),
         "again": Variant(
             options={"again": "so-{critique}"},
             shows=_critic_asked,
-            gives=["stone>aaaaahatiswrongwiththisanswer", "so-bbbbb"],
+            gives=["stoneanswer>aaaaahatiswrongwiththisanswer", "so-bbbbb"],
         ),
         "chat": Variant(options={"chat": True}, shows=_critic_asked),
         "system": Variant(options={"system": "beg-"}, shows=_critic_asked),

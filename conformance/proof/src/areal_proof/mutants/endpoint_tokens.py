@@ -14,7 +14,7 @@ import attrs
 
 from areal_core.contract.data import StopReason
 from areal_core.contract.inference import SamplingParams, VersionSpan
-from areal_proof.mutants.rows import Original, after, breaking, gives, put, row, within
+from areal_proof.mutants.rows import Original, after, breaking, given, gives, put, row, within
 from areal_proof.second.endpoint import SecondEndpoint
 from areal_proof.second.endpoint_session import SecondOpen, told
 
@@ -231,12 +231,17 @@ ROWS = breaks.rows(
         sampling=lambda original: SamplingParams(max_new_tokens=original().max_new_tokens)),
     row("LimitIsRaised", "Lets a request ask for more tokens than the run allows.", "endpoint.versions.sampling",
         sampling=lambda original, wanted: attrs.evolve(original(), max_new_tokens=wanted.limit or 1)),
+    row("StopsReplaced", "Stops where an agent asks to, and no longer where the run does.",
+        "endpoint.versions.sampling",
+        sampling=lambda original, wanted: attrs.evolve(original(), stop=wanted.stops or original().stop)),
     row("StopsForgotten", "Does not tell the engine where an agent wants to stop.", "endpoint.versions.sampling",
         sampling=gives(stop=())),
 )  # fmt: skip
 
 
 VOCABULARY_ROWS = breaks.rows(
+    row("InstructionsComeLater", "Puts the instructions of a response behind the conversation that it goes on from.",
+        "endpoint.tokens.instructions", ask=given(instructions=0)),
     row("TrainsOn16Bits", "Keeps the ids of answers in 16 bits.", "endpoint.tokens.vocabulary",
         joined=after(lambda result: attrs.evolve(result, input_ids=result.input_ids & 0xFFFF))),
     row("AsksWith16Bits", "Keeps the ids of prompts in 16 bits.", "endpoint.tokens.vocabulary",

@@ -111,6 +111,8 @@ ROWS = breaks.rows(
         "infer.policy_adapter.begins", begun=lambda self: None),
     row("UnfitBeginsAsTheBase", "Begins with the base weights where the adapter to begin with does not fit.",
         "infer.policy_adapter.begins", begun=catches(ModelError, lambda: None)),
+    row("WakesOverAnEmptyBase", "Comes back from sleep with zeros where the folder's weights were.",
+        "infer.policy_adapter.sleeps", wake=then(lambda self: _emptied(self) if _is_adapter(self) else None)),
     row("ReceiptOfHalf", "Gives a receipt for every A, and for no B.", "infer.policy_adapter.receipt",
         receive_weights=after(lambda result, self: attrs.evolve(result, fingerprints={name: digits
             for name, digits in result.fingerprints.items() if "lora_B" not in name}))),
@@ -118,6 +120,10 @@ ROWS = breaks.rows(
         "infer.policy_adapter.regressed",
         _check_version=lambda original, self: None if _is_adapter(self) else original()),
 )  # fmt: skip
+
+
+def _emptied(self: Any) -> None:
+    self.weights = {name: tensor.new_zeros(tensor.shape) for name, tensor in self.require().weights.items()}
 
 
 def put_first(self: Any) -> None:

@@ -155,6 +155,9 @@ ROWS = breaks.rows(
         generate=lambda original, request: original(attrs.evolve(request,
             sampling=attrs.evolve(request.sampling, temperature=0.5)) if request.sampling.temperature == 0.0
             else request)),
+    row("CountsWhatWasPrior", "Counts the prior tokens of a continued request as generated.", "infer.output.continued",
+        generate=before(lambda self, request: setattr(self, "prior", self.prior + request.num_prior)), prior=0,
+        status=gives(tokens_generated=lambda self, result: result.tokens_generated + self.prior)),
     row("ReturnsThePriorAgain", "Counts the prior tokens of a continued request against its budget.",
         "infer.output.continued", incident="miles#353", row="token-fidelity",
         generate=lambda original, request: original(attrs.evolve(request,

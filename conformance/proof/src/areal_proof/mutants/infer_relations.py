@@ -57,6 +57,8 @@ ROWS = breaks.rows(
             sum(map(ord, request.request_id[_SHORT:]))))),
     row("NamesHaveAnEnd", "Draws a request without a seed from a stream of the first letters of its id.",
         "infer.apart.members", generate=given(request_id=lambda request: request.request_id[:_SHORT])),
+    row("TurnsShareAStream", "Draws the turns of an episode, and its next tries, from one stream.",
+        "infer.apart.members", generate=given(request_id=lambda request: request.request_id.partition("#")[0])),
     row("NamesAreSums", "Draws a request without a seed from the sum of the letters of its id.", "infer.apart.members",
         generate=lambda original, request: original(asked(request, seed=sum(map(ord, request.request_id)))
             if request.sampling.seed is None else request)),

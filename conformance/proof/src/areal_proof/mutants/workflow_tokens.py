@@ -20,10 +20,12 @@ from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, breaking, given, row
 from areal_proof.mutants.workflow_parts import Bent, BentSession, restamped
 from areal_proof.second.workflow import BETWEEN, SecondWorkflow
+from areal_tasks.workflows.critique import CritiqueWorkflow
 from areal_tasks.workflows.single_turn import SingleTurnWorkflow
 
 breaks = breaking("workflow/single_turn", Bent)
 breaks_second = breaking("workflow/second", SecondWorkflow)
+breaks_critique = breaking("workflow/critique", CritiqueWorkflow)
 
 
 @breaks("generate", "workflow.tokens.provenance", incident="verl#6719", row="token-fidelity",
@@ -192,6 +194,24 @@ LATER_ROWS = breaks_second.rows(
     row("EveryTurnBegins", "Encodes what follows an answer as a text of its own.", "workflow.tokens.one_beginning",
         ids_of=lambda engine, text: engine.tokenizer.encode(text)),
 )  # fmt: skip
+
+
+class _Beginless(BentSession):
+    """Asks with the first text of an episode as it begins, and with the others without their beginning."""
+
+    first: tuple[int, ...] = ()
+
+    async def generate(self, input_ids: Any, sampling: SamplingParams | None = None, **more: Any) -> Generation:
+        ids = tuple(input_ids)
+        self.first = self.first or ids
+        anew = ids[: len(self.first)] != self.first and ids[:1] == self.first[:1]
+        return await super().generate(ids[1:] if anew else ids, sampling, **more)
+
+
+@breaks_critique("arun_episode", "workflow.tokens.one_beginning")
+async def CriticBeginsNowhere(original: Original, engine: Session, data: Mapping[str, Any]) -> Any:
+    """Asks the critic with a text that does not begin as the policy's does."""
+    return await original(_Beginless(engine), data)
 
 
 def _beginning(tokenizer: Any, data: Mapping[str, Any]) -> list[int]:

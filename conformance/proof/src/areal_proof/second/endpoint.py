@@ -158,7 +158,7 @@ class SecondEndpoint:
         whole = self.whole(path, len(prompt), made, wanted)
         if path == "responses":
             begun = opened.responses.get(wanted.previous, ())
-            opened.responses[whole["id"]] = (*begun, *wanted.messages, made[0].message)
+            opened.responses[whole["id"]] = (*begun, *wanted.messages[wanted.instructions :], made[0].message)
         return await self.pieces(request, path, whole) if wanted.stream else web.json_response(whole)
 
     def whole(self, path: str, num_prompt: int, made: Sequence[Said], wanted: Wanted) -> Json:

@@ -39,6 +39,8 @@ class Wanted:
     logprobs: bool = False
     previous: str = ""
     """The response that it goes on from."""
+    instructions: int = 0
+    """Messages at the beginning that are of this request alone."""
 
 
 def need(condition: object, why: str) -> None:
@@ -201,6 +203,7 @@ def responses(body: Json) -> Wanted:
     return Wanted(
         messages=(*first, *_asking(tuple(items))),
         previous="" if previous is None else _text(previous, "previous_response_id"),
+        instructions=len(first),
         tools=_tools(body, lambda one: {key: value for key, value in one.items() if key in _FUNCTION}),
         limit=_number(body, "max_output_tokens", 1),
         stream=_flag(body, "stream"),

@@ -85,7 +85,8 @@ class SecondOpen:
             raise Refused(f"all {self.limits.max_requests} requests of this session were made", 429)
         if wanted.previous:
             need(wanted.previous in self.responses, f"this session has no response {wanted.previous}")
-            wanted = evolve(wanted, messages=(*self.responses[wanted.previous], *wanted.messages))
+            own, said = wanted.messages[: wanted.instructions], wanted.messages[wanted.instructions :]
+            wanted = evolve(wanted, messages=(*own, *self.responses[wanted.previous], *said))
         prompt = self.prompt_of(wanted)
         self.num_asked += 1
         asking = asyncio.ensure_future(self.generate(prompt, wanted))

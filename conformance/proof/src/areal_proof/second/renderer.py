@@ -44,7 +44,9 @@ class SecondRenderer:
         if not getattr(tokenizer, "chat_template", None):
             raise DatasetError("the renderer `second` needs a chat template", why="the tokenizer has none")
         bound = self.bound(tokenizer)
-        bound.stop_token_ids = frozenset({bound.end_of_answers()})
+        bound.end = bound.end_of_answers()
+        own = tokenizer.eos_token_id
+        bound.stop_token_ids = frozenset({bound.end, *([] if own is None else [own])})
         return bound
 
 
@@ -52,6 +54,8 @@ class SecondBound:
     """Satisfies `BoundRenderer`."""
 
     stop_token_ids: frozenset[int] = frozenset()
+    end: int = -1
+    """The one that its template writes."""
 
     def __init__(self, tokenizer: Any) -> None:  # Any: as above
         self.tokenizer = tokenizer
@@ -85,7 +89,9 @@ class SecondBound:
         if any(message.get("role") == "assistant" for message in messages):
             raise DatasetError("an answer stands behind an answer", why="answers come from the engine")
         closed = bool(output_ids) and output_ids[-1] in self.stop_token_ids
-        end = self.decoded(sorted(self.stop_token_ids))
+        if closed and output_ids[-1] != self.end:
+            return None
+        end = self.decoded([self.end])
         answer = self.parse(output_ids, tools=tools).message
         asked = self.text(history, tools, ask=True)
         told = self.text([*history, answer], tools, ask=False)

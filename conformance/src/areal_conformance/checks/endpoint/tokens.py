@@ -11,8 +11,8 @@ from collections.abc import Callable
 from random import Random
 
 from areal_conformance.benches.conversations import Json
-from areal_conformance.benches.endpoint import EndpointBench, answer, grown, said, text_of, tokenizer, trained
-from areal_conformance.benches.endpoint_forms import CHAT, DIALOGUES, FORMS, TEXT, Form
+from areal_conformance.benches.endpoint import EndpointBench, answer, answered, grown, said, text_of, tokenizer, trained
+from areal_conformance.benches.endpoint_forms import CHAT, DIALOGUES, FORMS, RESPONSES, TEXT, Form
 from areal_conformance.check import Level, check, family
 from areal_conformance.outcome import Violation, expect
 from areal_conformance.probes.tokenizers import END
@@ -121,6 +121,30 @@ async def edited(bench: EndpointBench) -> None:
             assert first.generation is not None
             made = trained(opened)
             expect(len(made) == 2, f"{what} was edited, and {len(made)} trajectories were made of two")
+
+
+@check("endpoint.tokens.instructions", level=Level.SINGLE, law=1, spec=_TOKENS)
+async def instructions(bench: EndpointBench) -> None:
+    """Instructions of a response stand before it once, and are of that request alone where another goes on from it."""
+    async with bench.opened(RESPONSES) as opened:
+        previous: Json = {}
+        for number, system in enumerate(("obey ab", "obey ab", "be brief", "")):
+            more = {**previous, **({"instructions": system} if system else {})}
+            told = await opened.agent.post(RESPONSES.path, RESPONSES.body(RESPONSES.question(f"q {number}?"), **more))
+            if number and 400 <= told.status < 500:
+                expect(told.reason, f"a response to go on from is refused without a reason: {told}")
+                bench.notes.append("goes on from no response by its id")
+                return
+            previous = {"previous_response_id": answered(RESPONSES, told, "a response")["id"]}
+            seen = text_of(opened.session.asked[-1].input_ids)
+            counts = {each: seen.count(each) for each in ("obey ab", "be brief")}
+            due = {each: int(each == system) for each in counts}
+            expect(counts == due, f"the instructions are {system!r}, the policy is asked {seen!r}")
+            asked = [f"q {earlier}?" for earlier in range(number + 1) if f"q {earlier}?" not in seen]
+            expect(not asked, f"of the conversation that it goes on from {asked} are missing: {seen!r}")
+        one, two = (asked.input_ids for asked in opened.session.asked[:2])
+        expect(two[: len(one)] == one, "with the same instructions a response goes on in other tokens")
+        expect(len(trained(opened)) == 3, "of four responses two share their instructions: not three trajectories")
 
 
 @check("endpoint.tokens.conversations", level=Level.SINGLE, law=1, spec=_TOKENS, deadline_s=120.0)

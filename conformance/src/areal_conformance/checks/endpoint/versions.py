@@ -6,6 +6,8 @@ Does not know: how weights are updated.
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from areal_conformance.benches.endpoint import EndpointBench, answer, said, trained
 from areal_conformance.benches.endpoint_forms import CHAT, MESSAGES, NEWER_LIMIT, RESPONSES, TEXT
 from areal_conformance.benches.workflow import SAMPLING
@@ -76,8 +78,10 @@ async def sampling(bench: EndpointBench) -> None:
                 expect(seen == due, told)
                 kept = set(SAMPLING.stop_token_ids) <= set(used.stop_token_ids)
                 expect(kept, f"{form.name}: the run stops at {SAMPLING.stop_token_ids}, this at {used.stop_token_ids}")
-    async with bench.opened() as opened:
+    own = evolve(SAMPLING, stop=("no",))
+    async with bench.opened(sampling=own) as opened:
         opened.agent.history = [CHAT.asked("stone?")]
         said(CHAT, await opened.agent.ask(stop=["ba", "er"]), "stop")
-        stops = (opened.session.asked[-1].sampling or SAMPLING).stop
-        expect({"ba", "er"} <= set(stops), f"the agent stops at ba and er, the engine was told {stops}")
+        stops = (opened.session.asked[-1].sampling or own).stop
+        told = "the agent stops at ba and er, the run at no"
+        expect({"no", "ba", "er"} <= set(stops), f"{told}; the engine was told {stops}")

@@ -14,6 +14,7 @@ from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.oracles.infer_judging import (
     VOCABULARY,
+    counted,
     expect_answered,
     expect_policies,
     expect_policy,
@@ -153,7 +154,7 @@ async def continued(bench: InferBench) -> None:
         whole = await bench.generate(engine, request)
         for cut in (1, 7, 29):
             more = rest_of(request, whole.output_ids, cut)
-            rest = await bench.generate(engine, more)
+            rest = await counted(bench, engine, more)
             expect_policy(bench, rest, more)
             got, due = len(rest.output_ids), 30 - cut
             expect(got == due, f"{cut} of 30 tokens were prior, max_new_tokens is {due}: so many must come, got {got}")

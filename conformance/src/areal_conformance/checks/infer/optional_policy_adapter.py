@@ -255,3 +255,21 @@ async def beside_named(bench: InferBench) -> None:
         await serves(bench, engine, policy, version, "beside a named adapter")
         await server.unload_adapter("mine")
         await serves(bench, engine, policy, version, "after a named adapter was unloaded")
+
+
+@_check("infer.policy_adapter.sleeps", requires=("weights.adapter", "memory.sleep"))
+async def sleeps(bench: InferBench) -> None:
+    """After sleep and wake the adapter that is committed then serves, over the folder's weights, again and again."""
+    made = [make(bench, f"v{seed}", seed=seed) for seed in (1, 2, 3)]
+    async with bench.engine("memory.sleep", lora=LORA, fresh=True) as engine:
+        sleeper: Any = engine  # Any: an optional protocol
+        await bench.update(engine, made[0].sent)
+        for number, one in enumerate(made[1:], start=1):
+            await engine.pause(bench.resting)
+            await sleeper.sleep()
+            await sleeper.wake()
+            version = await bench.serving(engine) + 1
+            await engine.receive_weights(one.sent.offer(version), version)
+            await engine.commit_weights(version)
+            await engine.resume()
+            await serves(bench, engine, one, version, f"committed after sleep number {number}")

@@ -126,6 +126,8 @@ NAMES: Mapping[str, Callable[[int], str]] = {
     "that begin alike": lambda number: f"{FAR}{number}",
     "of the same letters": lambda number: f"{number % 4}{number // 4}/0/{number // 4}{number % 4}",
     "of which each begins with another": lambda number: "t" * (number + 1),
+    "of the turns of an episode": lambda number: f"train/0/3#0.0:{number}",
+    "of members that are tried again": lambda number: f"train/0/3#{number % 4}.{number // 4 + 1}:0",
 }
 """Ids that must not share a stream, told by what they have in common."""
 

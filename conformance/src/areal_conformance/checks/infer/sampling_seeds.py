@@ -16,7 +16,7 @@ import attrs
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.sampling import SLOTS
-from areal_conformance.oracles.infer_judging import prompts, rest_of, well_formed
+from areal_conformance.oracles.infer_judging import counted, prompts, rest_of, well_formed
 from areal_conformance.oracles.sampling import correlation, middle
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine
@@ -215,6 +215,6 @@ async def continued(bench: InferBench) -> None:
         for request in _requests(bench, count=3, length=40, claim="sampling.seed_continues"):
             whole = await engine.generate(request)
             for cut in (1, 3, 17, 39):
-                rest = await engine.generate(rest_of(request, whole.output_ids, cut))
+                rest = await counted(bench, engine, rest_of(request, whole.output_ids, cut))
                 left = attrs.evolve(whole, output_ids=whole.output_ids[cut:], logprobs=whole.logprobs[cut:])
                 _expect_same(left, rest, f"{request.request_id!r} uninterrupted, and continued after {cut} tokens")

@@ -6,6 +6,9 @@ Does not know: how a family marks calls and thoughts.
 
 from __future__ import annotations
 
+import contextlib
+import copy
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -14,13 +17,16 @@ from areal_conformance.benches.conversations import Json
 from areal_conformance.benches.renderer import Bound, RendererBench, message_of
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Violation, expect
+from areal_core.contract.errors import DatasetError
 
 _PARSE = "renderer#parse"
 _HALVES = (
     "<tool_call>", "<tool_call>\n{\"name\": ", "<tool_call>\n{\"name\": \"add\", \"arguments\": }\n</tool_call>",
     "</tool_call>", "<tool_call>\nnull\n</tool_call>", "<tool_call>\n[1]\n</tool_call>", "<think>", "</think>",
     "<think>\nab", "</think>\n<think>", "{\"name\": \"add\"}", "[TOOL_CALLS]", "<|python_tag|>", "<function=add>",
-    "<tool_call>\n{\"name\": 3, \"arguments\": {}}\n</tool_call>",
+    "<tool_call>\n{\"name\": 3, \"arguments\": {}}\n</tool_call>", "<tool_call>\nstone ab\n</tool_call>",
+    "<tool_call>\n{\"name\": \"add\", \"arguments\": \"stone ab\"}\n</tool_call>",
+    "<tool_call>stone\n<arg_key>ab</arg_key>\n</tool_call>", "{\"name\": \"stone\", \"parameters\": [\"ab\"]}",
 )  # fmt: skip
 
 
@@ -86,8 +92,11 @@ def anything(bench: RendererBench) -> None:
 
 @check("renderer.stop.ends", level=Level.SINGLE, law=1, spec="renderer#stop")
 def stop_ends(bench: RendererBench) -> None:
-    """Answers end with one of the stop tokens, and no text of a conversation holds one."""
-    for bound in bench.bounds:
+    """Answers end with a stop token, the tokenizer's own end is among those, and no text of a conversation holds one."""
+    for bound in [*bench.bounds, *_ended_otherwise(bench)]:
+        end = bound.tokenizer.eos_token_id
+        told = f"{bound.kind}: the tokenizer ends texts with {end}, which ends no answer"
+        expect(end is None or end in bound.renderer.stop_token_ids, told)
         stops = bound.renderer.stop_token_ids
         strange = [token for token in stops if not 0 <= token < len(bound.tokenizer)]
         expect(stops, f"{bound.kind}: no token ends an answer")
@@ -101,3 +110,14 @@ def stop_ends(bench: RendererBench) -> None:
             expect(not inside, f"{bound.kind}: {inside} of the answer {text!r} are stop tokens")
             made = _parsed(bound, turn.output_ids)
             expect(bound.decoded(turn.output_ids[-1:]) not in made.content, f"{bound.kind}: the end token is content")
+
+
+def _ended_otherwise(bench: RendererBench) -> Iterator[Bound]:
+    """Yield the renderer on tokenizers whose end token is none that their templates write, where it binds them."""
+    for bound in bench.bounds:
+        if not bound.tokenizer.chat_template or bound.tokenizer.pad_token_id in (None, bound.tokenizer.eos_token_id):
+            continue
+        other = copy.deepcopy(bound.tokenizer)
+        other.eos_token = other.pad_token
+        with contextlib.suppress(DatasetError):
+            yield bench.bind(f"{bound.kind}, ending texts with {other.eos_token}", other)

@@ -64,7 +64,8 @@ class CritiqueWorkflow(SingleTurnWorkflow):
         turns.add_generation(first)
         answer = tokenizer.decode(first.output_ids, skip_special_tokens=True)
 
-        critic_ids = talk.begun(_filled(config.question, prompt=prompt, answer=answer))
+        asked = data["prompt"] if isinstance(data.get("prompt"), str) else _plain(tokenizer, prompt_ids)
+        critic_ids = talk.begun(_filled(config.question, prompt=asked, answer=answer))
         said = await engine.generate(critic_ids, adapter=config.adapter)
         critique = tokenizer.decode(said.output_ids, skip_special_tokens=True)
 
@@ -115,6 +116,11 @@ class _Talk:
 
     def _ids(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _plain(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """Return the text of a prompt without special tokens: within a question none of them means what it does there."""
+    return tokenizer.decode(ids, skip_special_tokens=True)
 
 
 def _filled(template: str, **parts: str) -> str:

@@ -176,11 +176,13 @@ class SecondInferenceEngine:
         self.prefixes.clear()
 
     def serve(self, staged: IncomingWeights) -> None:
-        lora = self.require().spec.lora
+        loaded = self.require()
+        lora = loaded.spec.lora
         if lora is None:
             self.weights = staged.tensors
         else:
             self.policy = deltas_of(staged.tensors, lora)
+            self.weights = loaded.weights if self.weights is None else self.weights  # it slept
         self.version = staged.manifest.version
         if self.leading is not None:
             self.leading.version = self.version
