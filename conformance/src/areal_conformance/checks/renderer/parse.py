@@ -92,7 +92,7 @@ def anything(bench: RendererBench) -> None:
 
 @check("renderer.stop.ends", level=Level.SINGLE, law=1, spec="renderer#stop")
 def stop_ends(bench: RendererBench) -> None:
-    """Answers end with a stop token, the tokenizer's own end is among those, and no text of a conversation holds one."""
+    """Answers end with a stop token, the tokenizer's own end is one, and no text of a conversation holds one."""
     for bound in [*bench.bounds, *_ended_otherwise(bench)]:
         end = bound.tokenizer.eos_token_id
         told = f"{bound.kind}: the tokenizer ends texts with {end}, which ends no answer"
