@@ -29,7 +29,10 @@ SPEC = InferenceSpec(model_path="/m", layout={"t": 2})
 
 
 class Part:
-    """A worker on a host of its own. `script` answers by method: a value, an exception to raise, or a future."""
+    """A worker on a host of its own. `script` answers by method: a value, an exception to raise, or a future.
+
+    A list has the answers of one call after another.
+    """
 
     def __init__(self, rank: int, log: list[tuple[str, str]], script: Mapping[str, Any] | None = None) -> None:
         self.id, self.host = f"rollout/{rank}", f"10.0.0.{rank + 1}"
@@ -44,6 +47,8 @@ class Part:
         answer = self.script.get(method, f"{self.id} {method}")
         if method == "rendezvous":
             answer = f"tcp://{args[0]}:2345"
+        if isinstance(answer, list):
+            answer = answer.pop(0)
         if isinstance(answer, asyncio.Future):
             answer = await answer
         if isinstance(answer, Exception):
@@ -212,6 +217,16 @@ def test_the_error_names_the_part_that_is_lost(leader: Any, other: Any, named: s
     with pytest.raises(WorkerError, match=named) as caught:
         asyncio.run(one.call("status", timeout_s=1.0))
     assert isinstance(caught.value, WorkerTimeout) is named.endswith("slow")
+
+
+def test_a_part_that_dies_after_its_answer_is_named_all_the_same() -> None:
+    """All are asked at once, and the leader answers last: by then it misses one whose status was good."""
+    died = WorkerDied("worker rollout/1 was killed")
+    one = gang({"status": GenerationFailed("part 1 is lost")}, {"status": [STATUS, died]})
+
+    with pytest.raises(WorkerDied) as caught:
+        asyncio.run(one.call("status", timeout_s=1.0))
+    assert caught.value is died
 
 
 @pytest.mark.parametrize("lost", [0, 1])

@@ -5,12 +5,11 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from areal_core.contract.errors import ResourceError
-from areal_core.worker.rendezvous import address_towards, free_port, init_method, is_here, network_environment
+from areal_core.worker.rendezvous import address_towards, free_port, init_method, is_here
 
 
 def test_a_taken_port_is_passed_over() -> None:
@@ -60,28 +59,6 @@ def test_another_machines_address_is_none_to_meet_at() -> None:
     with pytest.raises(ResourceError, match=r"ports of 192\.0\.2\.1"):
         init_method("192.0.2.1")
     assert (is_here("127.0.0.1"), is_here("127.0.0.9"), is_here("192.0.2.1")) == (True, True, False)
-
-
-def test_collectives_keep_to_the_interface_of_an_address() -> None:
-    """Law 11: their listeners are not authenticated, nor is NCCL's service. A loopback alias is on its interface."""
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
-
-    assert network_environment("127.0.0.2") == {
-        "GLOO_SOCKET_IFNAME": loopback,
-        "NCCL_SOCKET_IFNAME": loopback,
-        "NCCL_RAS_ENABLE": "0",
-    }
-    assert network_environment("192.0.2.1") == {"NCCL_RAS_ENABLE": "0"}
-
-
-def test_every_library_keeps_to_an_address_of_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host with two networks is reached on the one its scheduler tells."""
-    address = SimpleNamespace(address="10.1.2.3")
-    other = SimpleNamespace(address="10.9.2.3")
-    monkeypatch.setattr("psutil.net_if_addrs", lambda: {"lo": [], "eth0": [other], "ib0": [address]})
-
-    interfaces = {f"{library}_SOCKET_IFNAME": "ib0" for library in ("GLOO", "NCCL", "HCCL")}
-    assert network_environment("10.1.2.3") == {**interfaces, "NCCL_RAS_ENABLE": "0"}
 
 
 def test_the_way_back_to_this_machine_is_one_of_its_addresses() -> None:

@@ -24,7 +24,7 @@ from areal_core.config.model_folder import ModelFolder
 from areal_core.config.placement import check_placements
 from areal_core.config.role_plan import RolePlan, check_environment, plan_rollout_role, plan_train_role
 from areal_core.config.sampling import check_sampling
-from areal_core.config.schema import AUTO, RL, SEPARATE, SHARED, Options, RunConfig
+from areal_core.config.schema import AUTO, RL, SEPARATE, Options, RunConfig
 from areal_core.config.shared import by_turns
 from areal_core.config.weight_transport import TransportPlan, claims, plan_transports
 from areal_core.contract.errors import CapabilityError, ConfigError, PlanError
@@ -103,18 +103,13 @@ def make_plan(
     hub: ModelHub | None = extension("hub")
     config = hub.pinned(config) if hub else config
     if config.kind != RL:
-        if config.placement == SHARED:
-            raise PlanError(
-                f"placement=shared with kind={config.kind}",
-                why="only a run of kind rl has a trainer and a fleet that can take turns",
-                fix="set placement=separate",
-            )
-        if config.rollout.processes:
-            raise PlanError(
-                f"rollout.processes={config.rollout.processes} with kind={config.kind}",
-                why="only a run of kind rl makes its episodes elsewhere than in the controller",
-                fix="set rollout.processes=0",
-            )
+        for key, value, other, what in (
+            ("placement", config.placement, SEPARATE, "has a trainer and a fleet that can take turns"),
+            ("rollout.processes", config.rollout.processes, 0, "makes its episodes elsewhere than in the controller"),
+        ):
+            if value != other:
+                why = f"only a run of kind rl {what}"
+                raise PlanError(f"{key}={value} with kind={config.kind}", why=why, fix=f"set {key}={other}")
         kind = registry.build("kind", config.kind, config.options, "options")
         assert isinstance(kind, PlansRuns)
         asks = {"installed": installed} if "installed" in signature(kind.plan).parameters else {}

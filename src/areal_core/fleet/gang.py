@@ -48,7 +48,10 @@ class Gang:
             return await self._start(*args, timeout_s=timeout_s)
         if method == "receive_weights":
             calls = [part.call(method, *args, timeout_s=timeout_s) for part in self.parts]
-            return _answer(as_one(self.parts, await _until_one_fails(calls)))
+            answer = as_one(self.parts, await _until_one_fails(calls))
+            if isinstance(answer, BaseException):
+                raise answer
+            return answer
         if method == "commit_weights":  # the leader flips the replica, the others let the old version go
             await leader.call(method, *args, timeout_s=timeout_s)
             await gather_or_cancel([part.call(method, *args, timeout_s=timeout_s) for part in others])
@@ -104,13 +107,15 @@ class Gang:
         except GenerationFailed as error:
             raise self._lost(part, error) from error
 
-    async def _statuses(self, timeout_s: float) -> list[Any]:
+    async def _statuses(self, timeout_s: float, *, again: bool = True) -> list[Any]:
         """Return the status of every part, or raise who is lost, the leader last. Any: `EngineStatus`."""
         calls = [part.call("status", timeout_s=timeout_s) for part in self.parts]
         answers = list(zip(self.parts, await asyncio.gather(*calls, return_exceptions=True), strict=True))
         errors = [error for _, error in answers if isinstance(error, BaseException)]
         died = [error for error in errors if isinstance(error, WorkerDied)]
         lost = [self._lost(part, error) for part, error in reversed(answers) if isinstance(error, GenerationFailed)]
+        if again and not died and isinstance(answers[0][1], GenerationFailed):
+            return await self._statuses(timeout_s, again=False)  # whom the leader misses may have answered before
         for error in (*died, *lost, *errors):
             raise error
         return [status for _, status in answers]
@@ -145,12 +150,6 @@ def as_one(parts: Sequence[Worker], results: Results) -> object:
     except WeightSyncError as error:
         return error
     return first
-
-
-def _answer(result: object) -> object:
-    if isinstance(result, BaseException):
-        raise result
-    return result
 
 
 async def _until_one_fails(calls: Sequence[Coroutine[Any, Any, Any]]) -> Results:

@@ -11,6 +11,8 @@ T = TypeVar("T")
 
 async def gather_or_cancel(calls: Sequence[Awaitable[T]]) -> list[T]:
     """Await all at once, in order; on the first error cancel the others, wait for them, and raise it."""
+    if len(calls) == 1:  # begun at once: a task would wait for its turn
+        return [await calls[0]]
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return list(await asyncio.gather(*tasks))
@@ -37,14 +39,26 @@ async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
 async def unless_set(event: asyncio.Event, work: Awaitable[T]) -> T | None:
     """Await the work, or cancel it as soon as the event is set, wait for its end, and return None.
 
-    What work that is done returned is never thrown away.
+    What work that is done returned is never thrown away, and work that need not wait takes no turn of the loop.
     """
-    task = asyncio.ensure_future(work)
+    this, cut, ended = asyncio.current_task(), False, False
+    assert this is not None, "awaited in no task"
+    others = this.cancelling()
+
+    def cut_short(_: object) -> None:
+        nonlocal cut
+        cut = not ended and this.cancel()
+
     waiting = asyncio.ensure_future(event.wait())
+    waiting.add_done_callback(cut_short)
     try:
-        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
+        return await work
+    except asyncio.CancelledError:
+        if cut and this.cancelling() == others + 1:
+            return None
+        raise
     finally:
-        for waiter in (task, waiting):
-            waiter.cancel()
-        await asyncio.gather(task, waiting, return_exceptions=True)
+        ended = True
+        waiting.cancel()
+        if cut:
+            this.uncancel()

@@ -159,7 +159,7 @@ class TrainLoop:
     async def _train(self, groups: Sequence[EpisodeGroup], version: int, times: StepTimes) -> None:
         """Train on one batch of groups, bring the fleet to the next version, open the gate."""
         episodes = [episode for group in groups for episode in group.episodes]
-        self._trained, self._record = None, dict
+        self._trained = None
         async with self._parts.sync.stepping():
             await self._parts.turns.train()
             with times.measure("train_s"):

@@ -1,9 +1,6 @@
 """Where the ranks of one role meet: an address nobody else listens on, chosen by rank 0's own process.
 
-Public, for schedulers: a worker that sets `network_environment` before it imports anything keeps the collectives of
-its engine to the address its controller was told.
-
-Knows: free TCP ports, addresses and interfaces of the machine it runs on.
+Knows: free TCP ports and addresses of the machine it runs on.
 Does not know: process groups; the engines make them.
 """
 
@@ -13,9 +10,6 @@ import secrets
 import socket
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from ipaddress import ip_address
-
-import psutil
 
 from areal_core.contract.errors import ResourceError
 
@@ -44,20 +38,6 @@ def address_towards(host: str) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))
         return str(probe.getsockname()[0])
-
-
-def network_environment(host: str) -> dict[str, str]:
-    """Return the variables that keep gloo, NCCL and HCCL to the interface of an address of this machine.
-
-    Left to themselves they listen where anybody may connect, and NCCL answers anybody who asks how it is (RAS). HCCL
-    finds its own way within a machine: a loopback address leaves it alone. One of no interface here keeps nothing.
-    """
-    addresses = psutil.net_if_addrs()
-    loopback = ip_address(host).is_loopback
-    wanted = ("127.0.0.1", "::1") if loopback else (host,)
-    name = next((name for name, own in addresses.items() if any(one.address in wanted for one in own)), None)
-    libraries = ("GLOO", "NCCL") if loopback else ("GLOO", "NCCL", "HCCL")
-    return {"NCCL_RAS_ENABLE": "0"} | {f"{library}_SOCKET_IFNAME": name for library in libraries if name}
 
 
 def free_port(

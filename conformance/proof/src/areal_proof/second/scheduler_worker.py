@@ -18,8 +18,8 @@ from functools import partial
 from typing import Any
 
 from areal_core.contract.errors import ArealError, RemoteError
-from areal_core.worker.rendezvous import network_environment
 from areal_proof.second import scheduler_wire as wire
+from areal_worker.network import network_environment
 from areal_worker.service import HOSTS, Host, Place
 
 _BEAT_S = 0.05

@@ -37,7 +37,7 @@ def interpreter(job: Job) -> str:
 def worker_environment(job: Job, own_devices: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
     """Return `environ` with the worker's threads and devices set, and the job's own variables over all.
 
-    The interface of its address is the worker's own to find (`rendezvous.network_environment`).
+    The interface of its address is the worker's own to find (`areal_worker.network`).
     """
     threads = {name: str(job.cpus_per_worker) for name in _THREADS}
     return {**environ, **threads, "PYTHONUNBUFFERED": "1", **own_devices, **job.env}

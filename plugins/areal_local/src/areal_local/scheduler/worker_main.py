@@ -17,7 +17,6 @@ import sys
 import zmq
 
 from areal_core.contract.errors import ResourceError
-from areal_core.worker.rendezvous import network_environment
 from areal_local.descriptors import make_room_for_strangers
 from areal_local.scheduler.bootstrap import Bootstrap, Ready, bootstrap_from, read_line, to_line
 from areal_local.scheduler.channel import KeyPair, doorkeeper, listening
@@ -26,6 +25,7 @@ from areal_local.scheduler.heartbeat import start_echo
 from areal_local.scheduler.rpc import RpcServer
 from areal_local.scheduler.stacks import write_stacks_when_asked
 from areal_worker import schema, watchdog
+from areal_worker.network import network_environment
 from areal_worker.service import HOSTS, Place
 
 logger = logging.getLogger("areal.worker")
