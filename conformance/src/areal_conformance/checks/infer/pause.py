@@ -229,11 +229,15 @@ async def cancelled(bench: InferBench) -> None:
         for call in (doomed, calls[0], calls[4]):
             call.cancel()
         await bench.turns(20)
+        before = (await engine.status()).tokens_generated
         await engine.resume()
         outcomes = await bench.ended(calls, "the requests that were not cancelled")
         survived = expect_survivors(bench, outcomes[1:4], requests[1:4])
         expect(survived == 3, f"of 5 frozen requests two were cancelled, {survived} came to their end")
         await bench.until_shown(engine, 0, 0, "after every request was cancelled or done")
+        computed = (await engine.status()).tokens_generated - before
+        told = f"requests for 150 tokens at most were left, {computed} were computed: one that was cancelled went on"
+        expect(computed < LONG // 2, told)  # a fast engine has ended it by itself before anybody lost patience
 
 
 @check("infer.cancel.while_paused", level=Level.SINGLE, law=10, spec="infer#generate", requires=("pause.keep",))
