@@ -38,14 +38,35 @@ def test_at_least_one_batch_is_made_while_another_is_trained_on(bound: int, batc
         assert 0.0 <= pace.took(waited, spare) <= max(0.0, bound - 1.0)
 
 
-def test_admission_moves_back_by_what_was_always_spare_and_forward_after_a_wait() -> None:
-    """By half of the least spare of several batches; after a wait that it caused the next try takes twice as many."""
+def test_admission_moves_back_by_what_was_always_spare() -> None:
+    """By half of the least spare of several batches, or all of little; of a batch that was late nothing was spare."""
+    little = Pace(2)
+    assert [little.took(0.0, 0.1) for _ in range(4)][-1] == 0.1
+
     pace = Pace(2)
     assert [pace.took(0.0, spare) for spare in (1.0, 0.8, 0.6, 1.0)] == [0.0, 0.0, 0.0, 0.3]
-    assert pace.took(0.005, 0.0) == 0.3, "a wait that nobody notices"
-    assert pace.took(0.1, 0.0) == 0.0
+    assert [pace.took(waited, 0.6) for waited in (0.005, 0.0, 0.0, 0.0)] == [0.3, 0.3, 0.3, 0.6], "nobody notices that"
+    assert [pace.took(waited, 0.6) for waited in (0.1, 0.0, 0.0, 0.0)] == [0.6] * 4
 
-    assert [pace.took(0.0, 1.0) for _ in range(8)] == [0.0] * 7 + [0.5]
+
+def test_a_late_batch_now_and_then_is_borne_and_two_in_a_row_move_admission_forward() -> None:
+    """After that the next try takes twice as many batches."""
+    pace = Pace(2)
+    assert [pace.took(0.0, 1.0) for _ in range(4)][-1] == 0.5
+    assert [pace.took(waited, 0.0) for waited in (0.2, 0.0, 0.2, 0.0)] == [0.5] * 4
+    assert [pace.took(0.1, 0.0) for _ in range(2)] == [0.5, pytest.approx(0.05)]
+    assert [pace.took(0.0, 1.0) for _ in range(8)] == [pytest.approx(held) for held in [0.05] * 7 + [0.55]]
+
+
+@given(batches=st.lists(st.tuples(st.sampled_from([0.0, 0.0, 0.005, 0.05, 0.4]), st.floats(0.0, 3.0)), max_size=300))
+def test_waits_that_are_borne_are_few(batches: list[tuple[float, float]]) -> None:
+    """While admission stays behind the bound and does not move forward: 1.5% of the batches, and of 64 more."""
+    pace, waits = Pace(3), [0.0]
+    for waited, spare in batches:
+        before = pace.held_back
+        after = pace.took(waited, spare)
+        waits = [*waits, waited] if 0.0 < before <= after else []
+        assert sum(waits) <= 0.015 * (64 + len(waits)) + 1e-9
 
 
 def lengths(kind: str, request: GenerationRequest) -> int:
