@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from areal_core.contract.errors import ModelError
 from areal_serving.adapter_folder import check_adapter
@@ -56,6 +56,27 @@ def test_a_layer_the_model_lacks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError) as caught:
         check_adapter(folder(tmp_path), {"model.layers.1.self_attn.q_proj.weight": (8, 6)})
     assert "no such layer" in caught.value.why
+
+
+def test_more_than_a_and_b_is_refused(tmp_path: Path) -> None:
+    """Biases of B, or layers saved whole: they would be left out."""
+    adapter = folder(tmp_path)
+    file, name = adapter / "adapter_model.safetensors", f"base_model.model.{LAYER}.lora_B.bias"
+    save_file({**load_file(file), name: torch.ones(8)}, file)
+
+    with pytest.raises(ModelError) as caught:
+        check_adapter(adapter, SHAPES)
+    assert name in caught.value.why
+
+
+def test_another_rank_than_the_folder_says_is_refused(tmp_path: Path) -> None:
+    """Its scale would be another."""
+    adapter = folder(tmp_path)
+    (adapter / "adapter_config.json").write_text(json.dumps({"r": 8}))
+
+    with pytest.raises(ModelError) as caught:
+        check_adapter(adapter, SHAPES)
+    assert "its rank is 2" in caught.value.why
 
 
 @pytest.mark.parametrize("missing", ["adapter_config.json", "adapter_model.safetensors"])

@@ -55,12 +55,13 @@ class ScriptedServer:
         self.told.append(f"-{adapter.served}")
 
 
-def folder(path: Path, *, width: int = 6) -> Path:
-    """Write an adapter of rank 2 for a layer of that many inputs."""
+def folder(path: Path, *, width: int = 6, **entries: Any) -> Path:
+    """Write an adapter of rank 2 for a layer of that many inputs; `entries` are of its configuration. Any: JSON."""
     path.mkdir()
     name = f"base_model.model.{LAYER}.lora_{{}}.weight"
     save_file({name.format("A"): torch.zeros(2, width), name.format("B"): torch.zeros(8, 2)}, path / "a.safetensors")
-    (path / "adapter_config.json").write_text(json.dumps({"r": 2}))
+    says = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], **entries}
+    (path / "adapter_config.json").write_text(json.dumps(says))
     return path
 
 
@@ -128,3 +129,17 @@ def test_what_does_not_fit_reaches_no_server(tmp_path: Path) -> None:
     asyncio.run(loaded())
 
     assert server.told == ["+a@1"]
+
+
+@pytest.mark.parametrize(
+    "entry", [{"use_dora": True}, {"use_rslora": True}, {"alpha_pattern": {"q_proj": 1.0}}], ids=str
+)
+def test_what_servers_would_compute_otherwise_reaches_none(entry: dict[str, Any], tmp_path: Path) -> None:
+    """Not every server knows other kinds and other scales, and none says so."""
+    server = ScriptedServer()
+    adapting, running = made(server)
+
+    with pytest.raises(ModelError, match="another kind"):
+        asyncio.run(adapting.load(running, "a", folder(tmp_path / "a", **entry), 1))
+
+    assert not server.told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,19 @@ def test_an_adapter_that_is_more_than_b_a_is_refused_by_name(
     with pytest.raises(ModelError, match=r"is of another kind") as caught:
         plan_lora("actor", asked)
     assert said in str(caught.value.why)
+
+
+@pytest.mark.parametrize(
+    "entry", [{"lora_bias": True}, {"layer_replication": [[0, 2]]}, {"alora_invocation_tokens": [5]}]
+)
+def test_entries_that_make_another_model_are_refused_by_name(tmp_path: Path, entry: dict[str, Any]) -> None:
+    """Also those that few versions of PEFT write."""
+    says = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, "target_modules": ["q_proj"], "bias": "none", **entry}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(says))
+
+    with pytest.raises(ModelError, match=r"is of another kind") as caught:
+        plan_lora("actor", LoraSpec(path=str(tmp_path)))
+    assert next(iter(entry)) in str(caught.value.why)
 
 
 def test_a_folder_of_another_model_or_another_rank_is_refused(base: Path, tmp_path: Path) -> None:

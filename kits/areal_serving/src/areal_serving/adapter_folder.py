@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from areal_core.config.model_folder import read_headers
+from areal_core.config.model_folder import read_headers, read_json
 from areal_core.contract.errors import ModelError
-from areal_torch.adapter_config import read_lora
+from areal_torch.adapter_config import CONFIG, read_lora
 
 PREFIX = "base_model.model."
 A, B = ".lora_A.weight", ".lora_B.weight"
@@ -21,18 +21,26 @@ def check_adapter(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Compare an adapter's tensors with the model's, `shapes` by Hugging Face name.
 
     Raises:
-        ModelError: no adapter, a layer the model lacks, another width, or an A without its B.
+        ModelError: no adapter, a layer the model lacks, another width or rank, an A without its B, or more than both.
     """
-    if not (folder / "adapter_config.json").is_file():
+    if not (folder / CONFIG).is_file():
         raise ModelError(
             f"{str(folder)!r} is not an adapter folder",
-            why="it has no adapter_config.json",
+            why=f"it has no {CONFIG}",
             fix="name a folder that peft's save_pretrained wrote",
         )
     headers = {name: tuple(header["shape"]) for name, header in read_headers(folder).items()}
+    more = sorted(name for name in headers if not name.endswith((A, B)))
+    if more:
+        raise ModelError(
+            f"the adapter in {str(folder)!r} does not fit the model",
+            why=f"{more[0]} is neither A nor B of a layer",
+            fix="train it without biases, and without layers that are saved whole",
+        )
+    rank = read_json(folder / CONFIG).get("r")
     layers = {name.removeprefix(PREFIX).removesuffix(end) for name in headers for end in (A, B) if name.endswith(end)}
     for layer in sorted(layers):
-        problem = _problem(layer, headers, shapes)
+        problem = _problem(layer, headers, shapes) or _other_rank(headers[f"{PREFIX}{layer}{A}"][0], rank)
         if problem:
             raise ModelError(
                 f"the adapter in {str(folder)!r} does not fit the model",
@@ -57,3 +65,7 @@ def _problem(layer: str, headers: Mapping[str, tuple[int, ...]], shapes: Mapping
     if len(weight) != 2 or a != (a[0], weight[1]) or b != (weight[0], a[0]):
         return f"A {list(a)} and B {list(b)} make no update of a weight {list(weight)}"
     return ""
+
+
+def _other_rank(found: int, said: object) -> str:
+    return "" if said in (None, found) else f"its rank is {found}, {CONFIG} says {said}"

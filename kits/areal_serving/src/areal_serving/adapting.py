@@ -18,6 +18,7 @@ from areal_serving.adapter_routes import Tell
 from areal_serving.adapters import Adapters, ServedAdapter
 from areal_serving.engine import Running
 from areal_serving.http import Api
+from areal_torch.adapter_config import read_lora
 
 
 class Adapting:
@@ -65,6 +66,7 @@ class Adapting:
         async with self._alone:
             adapter = self._adapters.admit(name, path, version)
             await asyncio.to_thread(check_adapter, path, running.model.shapes)
+            await asyncio.to_thread(read_lora, "load_adapter", str(path), by_engine=True)
             await running.server.asked(lambda api: self._load(api, adapter))
             self._adapters.loaded(adapter)
             await self._drop_unused(running)

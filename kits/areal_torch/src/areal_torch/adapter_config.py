@@ -16,6 +16,7 @@ CONFIG = "adapter_config.json"
 _OTHER = (
     *("bias", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform"),
     *("fan_in_fan_out", "trainable_token_indices", "target_parameters"),
+    *("lora_bias", "layer_replication", "alora_invocation_tokens"),
 )
 """Entries of adapter_config.json that, unless empty, make another model than W + scale B A."""
 
