@@ -38,6 +38,7 @@ COMPANIONS = (
     "generation_config.json",
     "preprocessor_config.json",
     "processor_config.json",
+    "video_preprocessor_config.json",
     "*.tiktoken",
     "LICENSE*",
 )
