@@ -112,7 +112,8 @@ class RayWorker:
             raise _no_relay(self.id, self.host, error) from error
         self._begun = True
         if isinstance(answer, ArealError):
-            await self._keep_log(0.0)
+            with contextlib.suppress(RayError, TimeoutError):  # whoever cancelled the role may have ended the relay
+                await self._keep_log(0.0)
             raise answer
         pid, self.devices, there = answer
         self.clock_ahead_s = there - min(max(there, asked), time.time())
