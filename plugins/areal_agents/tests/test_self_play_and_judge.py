@@ -13,8 +13,10 @@ from areal_agents.workflows.per_role import PerRole
 from areal_agents.workflows.self_play import PROPOSER, ROLE, SOLVER
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import BatchError, EpisodeFailed, GenerationFailed
+from areal_core.contract.inference import SamplingParams
+from areal_core.contract.workflow import RewardInput, RewardResult
 
-from .talking import REGISTRY, Talking, learned, made, whole
+from .talking import REGISTRY, RENDERER, Talking, learned, made, whole
 
 
 @pytest.mark.parametrize(("rights", "proposal"), [(0, 0.0), (1, 0.75), (2, 1.0), (3, 0.75), (4, 0.0)])
@@ -33,6 +35,20 @@ def test_a_task_is_worth_most_where_half_of_its_solvers_can_do_it(rights: int, p
     assert {value.prompt for value in session.scored} == {"do task ba"}
     assert {value.row["task"] for value in session.scored} == {"task"}
     assert episode.metrics["self_play/solved"] == rights / 4
+
+
+def test_components_of_solvers_are_metrics_by_their_mean() -> None:
+    """As with every workflow, under their own names; of those that have one."""
+    session = Talking("task", "a", "b")
+    told: Any = iter([{"judged": 1.0, "short": 3.0}, {"judged": 0.0}])
+
+    async def reward(value: RewardInput) -> RewardResult:
+        return RewardResult(value=1.0, components=next(told))
+
+    session.reward = reward  # type: ignore[method-assign]
+    metrics = made("self_play", session, tries=2).metrics
+
+    assert (metrics["judged"], metrics["short"]) == (0.5, 3.0)
 
 
 def test_a_solver_that_fails_fails_the_episode() -> None:
@@ -90,3 +106,27 @@ def test_a_judge_without_a_score_is_asked_again_and_then_fails_the_episode() -> 
     with pytest.raises(EpisodeFailed, match="gave no score"):
         made("judge", session := Talking("x", "well"), tries=2)
     assert len(session.asked) == 3
+
+
+def test_a_score_may_be_below_zero() -> None:
+    """The sign belongs to the number, whatever stands before it."""
+    for said in ("Score: -4", "score = -4", "Score: **-4**"):
+        assert made("judge", Talking("x", said)).trajectories[0].reward == -0.4
+
+
+def test_a_judge_is_ended_as_the_policy_is() -> None:
+    """By the tokens with which its family ends an answer."""
+    used: list[SamplingParams | None] = []
+
+    class Listening(Talking):
+        async def generate(self, input_ids: Any, sampling: Any = None, **more: Any) -> Any:
+            used.append(sampling)
+            return await super().generate(input_ids, sampling, **more)
+
+    session = Listening("x", "Score: 4")
+    session.sampling = SamplingParams(max_new_tokens=64, stop_token_ids=(3,))
+    made("judge", session)
+
+    assert [sampling.stop_token_ids if sampling else () for sampling in used] == [
+        (3, *sorted(RENDERER.stop_token_ids))
+    ] * 2

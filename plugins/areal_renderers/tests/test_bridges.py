@@ -178,6 +178,7 @@ def test_the_mark_of_a_cut_is_a_character_like_any_other() -> None:
         ("smollm2", [user("Hi")], TOOLS, "no place for tools"),
         ("smollm2", [user("Hi"), Answer(content="", calls=[CALL]).message, tool("3")], (), "calls of tools"),
         ("gptoss", [user("Hi"), Answer(content="", calls=[CALL, CALL]).message], TOOLS, "several calls"),
+        ("gptoss", [user("Hi"), {"role": "system", "content": "Be brief."}, user("Hi")], (), "behind the first one"),
         ("deepseek_r1_distill", [user("Hi"), Answer(content="", calls=[CALL]).message], (), "calls of tools"),
         ("qwen3", [{"role": "critic", "content": "No."}], (), "the role 'critic'"),
         ("qwen3", [user("Hi"), {"role": "developer", "content": "Be brief."}], (), "the role 'developer'"),

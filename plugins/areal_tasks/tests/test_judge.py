@@ -78,6 +78,13 @@ def test_the_last_score_of_the_answer_counts(server: Server, monkeypatch: pytest
     assert "[Request]\n2 + 2 =" in body["messages"][0]["content"]
 
 
+def test_a_score_may_be_below_zero(server: Server) -> None:
+    """The sign belongs to the number."""
+    server.says = [(200, "Score: -2")]
+
+    assert judged(server)["value"] == -0.2
+
+
 def test_columns_are_filled_in_and_an_answer_with_braces_stays_as_it_is(server: Server) -> None:
     """What the policy writes is never taken for a place to fill in."""
     server.says = [(200, "score 1")]

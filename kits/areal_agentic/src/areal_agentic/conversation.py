@@ -24,7 +24,7 @@ from areal_agentic.recorder import Recorder
 from areal_agentic.renderer import Answer, BoundRenderer, Message, Tool
 from areal_core.contract.data import Trajectory
 from areal_core.contract.errors import PromptTooLong
-from areal_core.contract.inference import Generation
+from areal_core.contract.inference import Generation, SamplingParams
 from areal_core.contract.workflow import RewardInput, RewardResult, Session
 
 
@@ -66,10 +66,8 @@ class Conversation:
             NoReplica, GenerationFailed: the fleet failed.
         """
         prompt_ids, goes_on = self._asked()
-        own, ends = self.session.sampling, self.renderer.stop_token_ids
-        sampling = evolve(own, stop_token_ids=(*own.stop_token_ids, *sorted(ends - set(own.stop_token_ids))))
         try:
-            generation = await self.session.generate(prompt_ids, sampling)
+            generation = await self.session.generate(prompt_ids, ended(self.session.sampling, self.renderer))
         except PromptTooLong:
             self.full = self.num_answers > 0
             if self.full:
@@ -129,3 +127,9 @@ class Conversation:
             if bridge is not None:
                 return [*self._prompt_ids, *output_ids, *bridge], True
         return self.renderer.render(self.messages, tools=self.tools), self._last is None
+
+
+def ended(sampling: SamplingParams, renderer: BoundRenderer) -> SamplingParams:
+    """Return sampling parameters with which answers also end as the model's family ends them."""
+    own = sampling.stop_token_ids
+    return evolve(sampling, stop_token_ids=(*own, *sorted(renderer.stop_token_ids - set(own))))

@@ -26,11 +26,13 @@ _CALL = ("arealcall", "arealother")
 class Places:
     """What a template writes, and what it would leave out without a word.
 
-    Example: Places(system=True, tools=True, tool=True, num_calls=2,
-        developer=False)
+    Example: Places(system=True, later_system=True, developer=False, tools=True, tool=True, num_calls=2,
+        beside_content=True)
     """
 
     system: bool
+    later_system: bool
+    """A message of the system, or a developer, may stand behind the first one."""
     developer: bool
     tools: bool
     tool: bool
@@ -93,10 +95,12 @@ class ChatTemplate:
     def _check(self, messages: Sequence[Message], tools: Sequence[Tool]) -> None:
         places = self.places
         known = {"user": True, "assistant": True, "system": places.system, "developer": places.developer}
-        for message in messages:
+        for number, message in enumerate(messages):
             role, calls = message.get("role"), message.get("tool_calls") or ()
             if not known.get(str(role), role == "tool" and places.tool):
                 raise _no_place(f"the role {role!r}")
+            if number and role in ("system", "developer") and not places.later_system:
+                raise _no_place(f"a message of the role {role!r} behind the first one")
             if len(calls) > places.num_calls and places.num_calls < 2:
                 raise _no_place("several calls in one answer" if places.num_calls else "calls of tools")
             if calls and not places.beside_content and content_of(message):
@@ -122,9 +126,11 @@ class ChatTemplate:
         begun = [_user(first)]
         one = self._written([*begun, _calling("{}")])
         several = self._written([*begun, _calling("{}", *_CALL)])
+        later = [*begun, {"role": "assistant", "content": second}, {"role": "system", "content": third}, _user(second)]
         answered = [*begun, _calling("{}"), {"role": "tool", "content": second, "name": _CALL[0]}]
         return Places(
             system=first in self._written([{"role": "system", "content": first}, _user(second)]),
+            later_system=third in self._written(later),
             developer=first in self._written([{"role": "developer", "content": first}, _user(second)]),
             tools=_CALL[0] in self._written([_user(third)], tools=[tool]),
             tool=second in self._written(answered),

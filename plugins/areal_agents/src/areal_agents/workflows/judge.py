@@ -15,6 +15,7 @@ from typing import Any
 
 from attrs import field, frozen, validators
 
+from areal_agentic.conversation import ended
 from areal_agents.workflows.talks import TalkConfig, Talks, user
 from areal_core.contract.data import Episode
 from areal_core.contract.errors import EpisodeFailed
@@ -38,7 +39,7 @@ class JudgeConfig(TalkConfig):
     """Which of `rollout.adapters` judges. Empty: the policy itself, which is not trained on what it says as a judge."""
     question: str = QUESTION
     """What the judge is asked; {prompt} and {answer}, what the policy said, are filled in, and columns of the row."""
-    pattern: str = r"(?i)score\W*([-+]?\d+(?:\.\d+)?)"
+    pattern: str = r"(?i)score\W*?([-+]?\d+(?:\.\d+)?)"
     """A regular expression; the first group of its last match in what the judge says is the score."""
     scale: float = field(default=10.0, validator=validators.gt(0.0))
     """The score is divided by this."""
@@ -75,8 +76,9 @@ class JudgeWorkflow:
     async def _score(self, engine: Session, question: str) -> float:
         config, renderer = self._config, self._talks.renderer(engine.tokenizer)
         prompt_ids = renderer.render([{"role": "user", "content": question}])
+        sampling = ended(engine.sampling, renderer)
         for _ in range(config.tries):
-            said = await engine.generate(prompt_ids, adapter=config.adapter)
+            said = await engine.generate(prompt_ids, sampling, adapter=config.adapter)
             verdict = renderer.parse(said.output_ids).content
             if found := [match[1] for match in re.finditer(config.pattern, verdict)]:
                 return float(found[-1]) / config.scale

@@ -21,7 +21,7 @@ from attrs import evolve, field, frozen, validators
 from areal_agentic.conversation import Conversation
 from areal_agents.workflows.talks import TalkConfig, Talks, user
 from areal_core.contract.data import Episode, Trajectory
-from areal_core.contract.workflow import Session, Tokenizer, require_ok
+from areal_core.contract.workflow import RewardResult, Session, Tokenizer, require_ok
 
 ROLE = "role"
 """Sequence column: which role a trajectory is of."""
@@ -65,7 +65,8 @@ class SelfPlayWorkflow:
                 solving = [scope.create_task(_solved(solver, row)) for solver in solvers]
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
-        solved = [task.result() for task in solving]
+        results = [task.result() for task in solving]
+        solved = [require_ok(result, f"a solver of episode {engine.task_id}") for result in results]
         mean = statistics.fmean(solved)
         trajectories = _of(PROPOSER, proposer.trajectories(4 * mean * (1 - mean)))
         for solver, reward in zip(solvers, solved, strict=True):
@@ -74,7 +75,7 @@ class SelfPlayWorkflow:
             trajectories=trajectories,
             task_id=engine.task_id,
             group_id=engine.group_id,
-            metrics={"self_play/solved": mean, "self_play/proposal": 4 * mean * (1 - mean)},
+            metrics={"self_play/solved": mean, "self_play/proposal": 4 * mean * (1 - mean), **_components(results)},
         )
 
     def writes(self, tokenizer: Tokenizer) -> str:
@@ -86,11 +87,16 @@ class SelfPlayWorkflow:
         return self._talks.prompt_ids(tokenizer, data, task_id)
 
 
-async def _solved(solver: Conversation, row: Mapping[str, Any]) -> float:
-    """Return what a solver's answer is worth."""
+async def _solved(solver: Conversation, row: Mapping[str, Any]) -> RewardResult:
+    """Return what the reward says of a solver's answer."""
     await solver.ask()
-    result = await solver.score(row, prompt=str(solver.messages[0]["content"]))
-    return require_ok(result, f"a solver of episode {solver.session.task_id}")
+    return await solver.score(row, prompt=str(solver.messages[0]["content"]))
+
+
+def _components(results: Sequence[RewardResult]) -> dict[str, float]:
+    """Return the mean of each component over the answers that have it."""
+    names = {name for result in results for name in result.components}
+    return {name: statistics.fmean(r.components[name] for r in results if name in r.components) for name in names}
 
 
 def _of(role: int, made: Iterable[Trajectory]) -> list[Trajectory]:

@@ -47,7 +47,7 @@ class VerdictConfig:
 
     question: str = QUESTION
     """What is asked; {prompt}, {completion} and columns of the row, such as {answer}, are filled in."""
-    pattern: str = field(default=r"(?i)score\W*([-+]?\d+(?:\.\d+)?)", validator=_pattern)
+    pattern: str = field(default=r"(?i)score\W*?([-+]?\d+(?:\.\d+)?)", validator=_pattern)
     """A regular expression; the first group of its last match in the answer is the score."""
     scale: float = field(default=10.0, validator=validators.gt(0.0))
     """The score is divided by this."""
