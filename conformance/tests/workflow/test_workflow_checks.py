@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
+from areal_conformance.adapter import Scoring
 from areal_conformance.benches.workflow import drifting_tokenizer, generation
 from areal_conformance.checks import checks_of
-from areal_conformance.outcome import Outcome
+from areal_conformance.outcome import Outcome, Result
 from areal_conformance.session import Session
-from areal_conformance.target import Locator, locate
+from areal_conformance.target import Locator, Target, locate
 from areal_core.contract.data import StopReason
 
 
@@ -41,13 +43,41 @@ def test_generations_are_whole_and_all_different() -> None:
     assert len({one.output_ids for one in made}) == len(made)
 
 
-@pytest.mark.parametrize("name", ["single_turn", "second"])
-def test_workflows_in_order_pass(name: str) -> None:
-    """The core's own and the second one, by the same checks."""
-    session = Session(locate(Locator(role="workflow", name=name)))
+def results_of(target: Target, *ids: str) -> list[Result]:
+    """Make the checks of workflows, or some, and return how those ended that were neither passed nor skipped."""
+    session = Session(target)
     try:
-        results = [session.run(check) for check in checks_of("workflow") if check.role == "workflow"]
+        made = [
+            session.run(one) for one in checks_of("workflow") if one.role == "workflow" and (not ids or one.id in ids)
+        ]
     finally:
         session.close()
+    return [one for one in made if one.outcome not in (Outcome.PASS, Outcome.SKIP)]
 
-    assert [(r.check, r.message) for r in results if r.outcome not in (Outcome.PASS, Outcome.SKIP)] == []
+
+@pytest.mark.parametrize("name", ["single_turn", "second", "multi_turn", "tools", "self_play"])
+def test_workflows_in_order_pass(name: str) -> None:
+    """The shipped ones and the second one, by the same checks."""
+    results = results_of(locate(Locator(role="workflow", name=name)))
+
+    assert [(one.check, one.message) for one in results] == []
+
+
+def test_of_a_workflow_that_asks_for_no_reward_nothing_is_said_about_rewards() -> None:
+    """The judge of the fleet gives them: those checks are inconclusive, all others pass."""
+    results = results_of(locate(Locator(role="workflow", name="judge")))
+
+    assert {one.message for one in results} == {"this workflow does not ask its session for a reward"}
+    assert {one.outcome for one in results} == {Outcome.INCONCLUSIVE}
+
+
+def test_what_an_adapter_says_of_scoring_must_hold() -> None:
+    """Columns that it does not name, and worths that no trajectory has, are told."""
+    target = locate(Locator(role="workflow", name="self_play"))
+    silent = attrs.evolve(target, adapter=attrs.evolve(target.adapter, scoring=Scoring()))
+    scoring = Scoring(adds=("task", "more"), worth=lambda value: (*target.adapter.scoring.worth(value), 7.0))
+    boastful = attrs.evolve(target, adapter=attrs.evolve(target.adapter, scoring=scoring))
+    ids = ("workflow.reward.recorded", "workflow.reward.asked_with", "workflow.company.at_once")
+
+    for one in (silent, boastful):
+        assert [result.outcome for result in results_of(one, *ids)] == [Outcome.FAIL] * 3

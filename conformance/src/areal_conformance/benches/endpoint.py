@@ -27,6 +27,7 @@ from areal_conformance.benches.workflow import ScriptedSession, generation, payi
 from areal_conformance.benches.workflow_tokens import traced
 from areal_conformance.outcome import Violation, expect
 from areal_conformance.probes.tokenizers import END, tiny_tokenizer
+from areal_conformance.target import Target
 from areal_core.contract.data import Episode, StopReason, Trajectory
 from areal_core.contract.inference import Generation
 
@@ -158,6 +159,7 @@ class EndpointBench(Bench):
     """One endpoint for all checks of a session of the suite, as for all episodes of a run."""
 
     _shared: AgentEndpoint | None = None
+    _of: Target | None = None
     _http: aiohttp.ClientSession | None = None
 
     def __init__(self, *given: Any) -> None:  # Any: as Bench
@@ -167,8 +169,11 @@ class EndpointBench(Bench):
 
     async def endpoint(self) -> AgentEndpoint:
         """Return the endpoint, started, the same for every check."""
+        if self._shared is not None and self._of is not self.target:
+            await self._shared.close()
+            self._shared = None
         if self._shared is None:
-            self._shared = self.build()
+            self._shared, self._of = self.build(), self.target
             await self.soon(self._shared.start(), "the start of an endpoint")
         return self._shared
 

@@ -53,6 +53,8 @@ class Form:
     """Fields that the API demands."""
     key_header: str = "authorization"
     limit: str = "max_tokens"
+    stops: str = "stop"
+    """The field of texts that end an answer; empty where the API has none."""
 
     def question(self, text: str) -> Any:
         """Return a history of one question. Any: a list of messages, or a text."""
@@ -126,6 +128,7 @@ RESPONSES = Form(
     whole=whole_response,
     ended=lambda told: any(event.get("type") in ("response.completed", "response.incomplete") for event in told[-2:]),
     limit="max_output_tokens",
+    stops="",
     calls=lambda answer: [
         _read(item["name"], item["arguments"], item["call_id"])
         for item in answer["output"]
@@ -148,6 +151,7 @@ MESSAGES = Form(
     ended=lambda told: bool(told) and told[-1].get("type") == "message_stop",
     always=MappingProxyType({"max_tokens": 512}),
     key_header="x-api-key",
+    stops="stop_sequences",
     calls=lambda answer: [
         (block["id"], block["name"], block["input"]) for block in answer["content"] if block["type"] == "tool_use"
     ],

@@ -25,6 +25,7 @@ from tokenizers import Regex, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
+from areal_conformance.adapter import Tolerance
 from areal_conformance.benches.base import Bench
 from areal_conformance.outcome import Inconclusive, Violation, expect
 from areal_conformance.target import Target
@@ -320,6 +321,19 @@ class WorkflowBench(Bench):
         left = [task.get_name() for task in asyncio.all_tasks() - before if not task.done()]
         if left:
             raise Violation(f"tasks left behind by an episode: {left}")
+
+    def worth(self, episode: Episode, value: float, tolerance: Tolerance | None = None) -> bool:
+        """Tell whether trajectories have the rewards they are due where each that was asked for is `value`."""
+        allowed = tolerance or Tolerance()
+        due = self.target.adapter.scoring.worth(value)
+        seen = [trajectory.reward for trajectory in episode.trajectories]
+        near = [[abs(a - b) <= allowed.atol + allowed.rtol * abs(b) for b in due] for a in seen]
+        return all(map(any, near)) and all(map(any, zip(*near, strict=True)))
+
+    @property
+    def adds(self) -> tuple[str, ...]:
+        """Return the columns that the reward is told beside those of the row."""
+        return self.target.adapter.scoring.adds
 
     def scored(self, session: ScriptedSession) -> RewardInput:
         """Return what the reward was asked last; Inconclusive for a workflow that never asks."""

@@ -6,7 +6,7 @@ Does not know: workflows; sessions only by what they were asked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from areal_conformance.benches.workflow import Asked, ScriptedSession
@@ -42,8 +42,12 @@ def versions_of(generation: Generation) -> list[int]:
     return [span.version for span in generation.version_spans for _ in range(span.start, span.stop)]
 
 
-def told_right(session: ScriptedSession, tokenizer: Any, row: Mapping[str, Any]) -> None:
-    """Expect every question put to the reward to be whole. Any: transformers is not typed; the data decides."""
+def told_right(session: ScriptedSession, tokenizer: Any, row: Mapping[str, Any], adds: Collection[str] = ()) -> None:
+    """Expect every question put to the reward to be whole. Any: transformers is not typed; the data decides.
+
+    Args:
+        adds: columns beside those of the row, of tasks that the workflow makes: asked in the row's place.
+    """
     made = [a.generation for a in session.asked if a.generation is not None]
     for value in session.scored:
         fitting = [g for g in made if tuple(g.output_ids) == tuple(value.completion_ids)]
@@ -53,8 +57,11 @@ def told_right(session: ScriptedSession, tokenizer: Any, row: Mapping[str, Any])
         expect(value.completion == text, f"the reward is asked about the text {value.completion!r}, it is {text!r}")
         ends = [str(g.stop_reason) for g in fitting]
         expect(value.stop_reason in ends, f"an output that ended with {ends} is told as {value.stop_reason!r}")
-        expect(dict(value.row) == dict(row), f"the row {dict(row)} is told as {dict(value.row)}")
-        own = row.get("prompt")
+        missing = [name for name in adds if name not in value.row]
+        expect(not missing, f"the adapter says that the reward is told {list(adds)}; {missing} are missing")
+        told = {name: one for name, one in value.row.items() if name in row or name not in adds}
+        expect(told == dict(row), f"the row {dict(row)} is told as {told}")
+        own = None if adds else row.get("prompt")
         prompts = {own} if isinstance(own, str) else {tokenizer.decode(asked.input_ids) for asked in session.asked}
         expect(value.prompt in prompts, f"the prompt is told as {value.prompt!r}, it is {prompts}")
 

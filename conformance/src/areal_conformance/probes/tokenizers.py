@@ -128,6 +128,24 @@ STRANGE: Mapping[str, Callable[[str], str]] = MappingProxyType(
 )
 """What a template may do that a look at its beginning does not show: name -> the change of `chatml`."""
 
+_TEXT_ALONE = (
+    "{%- for message in messages %}"
+    "{{- '<|im_start|>' + message.role + '\\n' + (message.content or '') + '<|im_end|>\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+_UNSAID = "(message.content if message.role in ('user', 'assistant') else '')"
+
+FORGETFUL: Mapping[str, str] = MappingProxyType(
+    {
+        "texts alone": _TEXT_ALONE,
+        "texts of the user and the assistant": _TEXT_ALONE.replace("(message.content or '')", _UNSAID),
+        "one call of several": _swapped("in message.tool_calls or []", "in (message.tool_calls or [])[:1]")(CHATML),
+        "no content beside calls": _swapped("+ content }}", "+ ('' if message.tool_calls else content) }}")(CHATML),
+        "no answers of tools": _swapped("+ message.content + '\\n</tool_response>", "+ '\\n</tool_response>")(CHATML),
+    }
+)
+"""Templates that leave a part of a conversation out without a word: what they write -> the template."""
+
 
 @functools.cache
 def tiny_tokenizer(kind: str) -> Any:

@@ -39,4 +39,5 @@ HTTP = Manifest(
     requires=("torch>=2.11",),
     devices=("cpu", "cuda", "npu"),
     summary="OpenAI's and Anthropic's paths on loopback, a key for every session",
+    conformance="areal_agents.conformance:HTTP",
 )

@@ -1,6 +1,6 @@
 """What the conformance suite needs to know of the renderers: tokenizers that they are proven on.
 
-Knows: which those are, and options of `plain`. Those of families have published templates, and need the extra `test`.
+Knows: which those are, and options. Those of families have published templates, and need the extra `test`.
 Does not know: any check.
 """
 
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from areal_agentic.renderer import Renderer
 from areal_conformance.adapter import Adapter, Variant
-from areal_renderers.config import TemplateConfig
-from areal_renderers.template import TemplateRenderer
 
 _FAMILY = "areal_renderers.testing.tokenizers:family_tokenizer"
 
@@ -26,7 +24,36 @@ def _written(renderer: Renderer) -> str:
     return str(tokenizer.decode([*bound.render(asked), *output, *(bridge or ())]))
 
 
-AUTO = Adapter(tokenizers=("chatml", "thinking"))
+def _spoken(renderer: Renderer) -> str:
+    """Return what stands before a question, by a template that has a variable and a switch."""
+    from areal_conformance.probes.tokenizers import CHATML, with_template
+
+    tokenizer = with_template(_SPEAKING + CHATML)
+    whole = str(tokenizer.decode(renderer.bind(tokenizer).render([{"role": "user", "content": "stone"}])))
+    return whole.partition("<|im_start|>")[0]
+
+
+def _read(renderer: Renderer) -> tuple[str, str, list[str]]:
+    """Return content, thoughts and names of the calls of an output that has all three."""
+    from areal_conformance.probes.tokenizers import tiny_tokenizer
+
+    tokenizer = tiny_tokenizer("thinking")
+    made = renderer.bind(tokenizer).parse([*tokenizer.encode(f"{_THOUGHTS}ba{_CALL}"), tokenizer.eos_token_id])
+    return made.content, made.thoughts, [call.name for call in made.calls]
+
+
+_THOUGHTS, _CALL = "<think>\nab\n</think>\n\n", '\n<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
+_SPEAKING = "{{- tone }}{%- if enable_thinking is defined %}{{- 'think' if enable_thinking else 'hush' }}{%- endif %}"
+_OF_TEMPLATES = {
+    "template": Variant(options={"template": {"tone": "low"}}, shows=_spoken, gives="low"),
+    "enable_thinking": Variant(
+        options={"enable_thinking": False},
+        shows=_spoken,
+        gives="hush",
+        again=False,  # the suite's own templates have no such switch
+    ),
+}
+AUTO = Adapter(tokenizers=("chatml", "thinking"), variants=_OF_TEMPLATES)
 PLAIN = Adapter(
     tokenizers=("bare",),
     options={"": {"prefixes": {"user": "Q: ", "assistant": "A:"}, "separator": "\n"}},
@@ -48,10 +75,17 @@ PLAIN = Adapter(
 )
 TEMPLATE = Adapter(
     tokenizers=("chatml", "thinking"),
-    build=lambda case: TemplateRenderer(TemplateConfig(thoughts="think", calls="json")),
+    options={"": {"thoughts": "think", "calls": "json"}},
+    variants={
+        **_OF_TEMPLATES,
+        "thoughts": Variant(
+            options={"thoughts": "none"}, shows=_read, gives=(f"{_THOUGHTS}ba", "", ["add"]), again=False
+        ),
+        "calls": Variant(options={"calls": "none"}, shows=_read, gives=(f"ba{_CALL}", "ab", []), again=False),
+    },
 )
 QWEN3 = Adapter(tokenizers=("thinking", f"{_FAMILY}:qwen3", f"{_FAMILY}:qwen3_training"))
-QWEN2_5 = Adapter(tokenizers=("chatml", f"{_FAMILY}:qwen2_5", f"{_FAMILY}:qwen3_instruct_2507"))
+QWEN2_5 = Adapter(tokenizers=("chatml", f"{_FAMILY}:qwen2_5", f"{_FAMILY}:qwen3_instruct_2507"), variants=_OF_TEMPLATES)
 CHATML = Adapter(tokenizers=(f"{_FAMILY}:smollm2",))
 LLAMA3 = Adapter(tokenizers=(f"{_FAMILY}:llama3", f"{_FAMILY}:llama3_1", f"{_FAMILY}:llama3_2"))
 DEEPSEEK = Adapter(tokenizers=(f"{_FAMILY}:deepseekv3", f"{_FAMILY}:deepseek_r1_distill"))

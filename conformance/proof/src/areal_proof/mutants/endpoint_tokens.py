@@ -42,6 +42,13 @@ def IdsEncodedAnew(original: Original, self: SecondOpen) -> Any:
     return _encoded_anew(self, original())
 
 
+@breaks("prompt_of", "endpoint.tokens.every_api")
+def InstructionsComeLast(original: Original, wanted: Any) -> Any:
+    """Puts the instructions of a response behind what it is to answer."""
+    own, said = wanted.messages[: wanted.instructions], wanted.messages[wanted.instructions :]
+    return original(attrs.evolve(wanted, messages=(*said, *own)))
+
+
 @breaks("went_on", "endpoint.tokens.cut")
 def CutAnswerStaysOpen(original: Original, self: SecondOpen) -> Any:
     """Goes on behind an answer that was cut without closing it."""

@@ -11,13 +11,16 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from areal_proof.mutants.rows import Original, breaking
+from areal_proof.mutants.rows import Original, after, breaking, row
 from areal_proof.second.endpoint import SecondEndpoint
+from areal_proof.second.endpoint_session import SecondOpen
 
 breaks = breaking("endpoint/second", SecondEndpoint)
+breaks_session = breaking("endpoint/second", SecondEndpoint, part=("opens", SecondOpen))
 _FORMS = ("chat", "completions", "messages", "responses")
 _DIALOGUES = ("chat", "messages", "responses")
 _ENDED = tuple(f"endpoint.answers.ended.{form}" for form in _FORMS)
+_STOPS = tuple(f"endpoint.answers.stops.{form}" for form in ("chat", "completions", "messages"))
 _USAGE = tuple(f"endpoint.answers.usage.{form}" for form in _FORMS)
 _SHORT = {"length": "stop", "incomplete": "completed", "max_tokens": "end_turn"}
 
@@ -44,6 +47,16 @@ def _streamed(events: list[str], change: Callable[[dict[str, Any]], dict[str, An
 def _whole(said: dict[str, Any]) -> dict[str, Any]:
     names = ("finish_reason", "status", "stop_reason")
     return {key: _SHORT.get(str(value), value) if key in names else value for key, value in said.items()}
+
+
+STOP_ROWS = breaks_session.rows(
+    row("StopsAreTold", "Tells an answer with the text that ended it.", *_STOPS,
+        up_to=lambda text: (text, None)),
+    row("FirstNamedStopCuts", "Cuts an answer at the stop that was named first, not at the first in it.", *_STOPS,
+        up_to=lambda original, text, stops: original(text, [stop for stop in stops if stop in text][:1])),
+    row("ToldUpToTheEndOfAStop", "Tells an answer up to the end of the stop that ended it.", *_STOPS,
+        up_to=after(lambda result: (result[0] + (result[1] or ""), result[1]))),
+)  # fmt: skip
 
 
 @breaks("whole", *_ENDED, row="failed-is-typed")

@@ -55,6 +55,8 @@ TEXT_ROWS = breaks.rows(
         checked=after(lambda result: {**result, "content": re.sub(r"<\|\w+\|>", "", result["content"])})),
     row("NumbersAreText", "Writes a content that is a number.", "renderer.render.refuses",
         checked=lambda original, message: original({**message, "content": str(message.get("content") or "")})),
+    row("LeftOutWithoutAWord", "Writes what is left of a conversation where the template leaves a part of it out.",
+        "renderer.render.nothing_lost", whole=lambda text: text),
     row("StrangersAreUsers", "Writes a role that it does not know as the user's.", "renderer.render.refuses",
         checked=lambda original, message: original({**message, "role": message.get("role") if message.get("role") in
             ("system", "assistant", "tool") else "user"})),

@@ -7,12 +7,14 @@ Does not know: how it is caught.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import time
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
+from PIL import Image
 
 from areal_core.contract.data import Episode, StopReason
 from areal_core.contract.errors import ArealError, DatasetError, GenerationFailed, RewardFailed
@@ -257,6 +259,8 @@ ROWS_ROWS = breaks_rows.rows(
             **{**more, "images": more["images"][::-1]})),
     row("SameImageOnce", "Shows the first image in the place of one that is there twice.", "workflow.images.shown",
         images_of=after(lambda result: tuple(image if result.count(image) == 1 else result[1] for image in result))),
+    row("LooksInTheLoop", "Decodes the images of a row where every episode is made.", "workflow.images.aside",
+        images_of=then(lambda result: [Image.open(io.BytesIO(file)).load() for file in result] and None)),
     row("TrainedBlind", "Leaves the images out of the trajectory.", "workflow.images.carried",
         row="trained-as-submitted", base=Bent, turned=lambda trajectory: attrs.evolve(trajectory, images=())),
     row("CarriedBackwards", "Carries the images in the opposite order.", "workflow.images.carried",

@@ -30,6 +30,10 @@ class Said:
     pieces: tuple[str, ...]
     calls: tuple[Json, ...]
     """The calls as chat has them, with ids."""
+    text: str
+    """All of it without its end, up to a stop of the request."""
+    stop: str | None
+    """Which one, if one stands in it."""
 
     @property
     def message(self) -> Json:
@@ -86,10 +90,11 @@ def completions(made: Sequence[Said], prompt: int, logprobs: bool) -> Json:
     """Return an answer of `/completions`."""
     choices = []
     for number, one in enumerate(made):
-        text = "".join(one.pieces[:-1] if one.generation.stop_reason is StopReason.STOP else one.pieces)
         told: Json = {"tokens": list(one.pieces), "token_logprobs": list(one.generation.logprobs), "top_logprobs": None}
         ended = "length" if one.cut else "stop"
-        choices.append({"index": number, "text": text, "finish_reason": ended, "logprobs": told if logprobs else None})
+        choices.append(
+            {"index": number, "text": one.text, "finish_reason": ended, "logprobs": told if logprobs else None}
+        )
     before, after = _usage(prompt, made)
     used = {"prompt_tokens": before, "completion_tokens": after, "total_tokens": before + after}
     head = {"id": f"cmpl-{next(_IDS)}", "object": "text_completion", "created": 0, "model": "policy"}
@@ -125,9 +130,9 @@ def messages(made: Sequence[Said], prompt: int, logprobs: bool) -> Json:
         content.append({**told, "input": json.loads(call["function"]["arguments"])})
     before, after = _usage(prompt, made)
     head = {"id": f"msg_{next(_IDS)}", "type": "message", "role": "assistant", "model": "policy"}
-    reason = _reason(one, "end_turn", "max_tokens", "tool_use")
+    reason = _reason(one, "stop_sequence" if one.stop else "end_turn", "max_tokens", "tool_use")
     used = {"input_tokens": before, "output_tokens": after}
-    return {**head, "content": content, "stop_reason": reason, "stop_sequence": None, "usage": used}
+    return {**head, "content": content, "stop_reason": reason, "stop_sequence": one.stop, "usage": used}
 
 
 WRITERS: Mapping[str, Callable[[Sequence[Said], int, bool], Json]] = {
@@ -198,5 +203,6 @@ def _message_events(whole: Json) -> Iterator[Json]:
             )
             yield {"type": "content_block_delta", "index": place, "delta": delta}
         yield {"type": "content_block_stop", "index": place}
-    yield {"type": "message_delta", "delta": {"stop_reason": whole["stop_reason"]}, "usage": whole["usage"]}
+    ended = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
+    yield {"type": "message_delta", "delta": ended, "usage": whole["usage"]}
     yield {"type": "message_stop"}

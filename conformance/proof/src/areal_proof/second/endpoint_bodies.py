@@ -97,7 +97,9 @@ def _listed(value: object, where: str) -> list[Json]:
 
 
 def _tools(body: Json, unwrap: Callable[[Json], Json]) -> tuple[Json, ...]:
-    made = []
+    choice, made = body.get("tool_choice"), []
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    need(kind in (None, "auto"), f"tool_choice {kind!r} is not offered here")
     for one in _listed(body.get("tools") or [], "tools"):
         function = unwrap(one)
         need(isinstance(function, dict), "a tool has no function")

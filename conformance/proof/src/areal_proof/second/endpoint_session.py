@@ -21,7 +21,7 @@ from attrs import define, evolve, field
 
 from areal_agentic.endpoint import Export, SessionLimits
 from areal_agentic.renderer import BoundRenderer
-from areal_core.contract.data import Trajectory
+from areal_core.contract.data import StopReason, Trajectory
 from areal_core.contract.inference import Generation, SamplingParams
 from areal_core.contract.train import ROUTED_EXPERTS
 from areal_core.contract.workflow import Session
@@ -183,7 +183,18 @@ class SecondOpen:
             }
             for call in answer.calls
         ]
-        return Said(generation=made, answer=answer, pieces=self.pieces(made.output_ids), calls=tuple(calls))
+        pieces, stop = self.pieces(made.output_ids), None
+        ended = made.stop_reason is StopReason.STOP
+        text = "".join(pieces[:-1] if ended and made.output_ids[-1] in self.renderer.stop_token_ids else pieces)
+        if ended:
+            text, stop = self.up_to(text, wanted.stops)
+            answer = evolve(answer, content=self.up_to(answer.content, wanted.stops)[0])
+        return Said(generation=made, answer=answer, pieces=pieces, calls=tuple(calls), text=text, stop=stop)
+
+    def up_to(self, text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+        """Return a text up to the first of the stops in it, and which one that is."""
+        found = sorted((text.index(stop), stop) for stop in stops if stop in text)
+        return (text[: found[0][0]], found[0][1]) if found else (text, None)
 
     def pieces(self, ids: Sequence[int]) -> tuple[str, ...]:
         """Return the text that each token adds."""

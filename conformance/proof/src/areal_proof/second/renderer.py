@@ -128,7 +128,19 @@ class SecondBound:
         given = [self.checked(message) for message in messages]
         more = {"tools": list(tools)} if tools else {}
         with refusing():
-            return str(self.tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=ask, **more))
+            told = str(self.tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=ask, **more))
+        return self.whole(told, given, tools)
+
+    def whole(self, text: str, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+        """Return a conversation's text if it has all that was said, thoughts apart."""
+        calls = [call for message in messages for call in message.get("tool_calls", ())]
+        names = [f'"{one["function"]["name"]}"' for one in (*tools, *calls)]
+        said = [str(message["content"]).strip() for message in messages]
+        lost = [name for name in names if text.count(name) < names.count(name)]
+        lost += [one for one in said if one not in text]
+        if lost:
+            raise DatasetError(f"the template has no place for {lost[0][:40]}", why="it is not in what it writes")
+        return text
 
     def checked(self, message: Message) -> Mapping[str, Any]:
         """Return a message as templates take it, arguments of calls as objects. Any: JSON."""

@@ -6,8 +6,10 @@ Does not know: tokens of trajectories (`tokens`, `masks`).
 
 from __future__ import annotations
 
-from areal_conformance.benches.endpoint import EndpointBench, answer, answered, read, trained
-from areal_conformance.benches.endpoint_forms import CHAT, FORMS, TEXT, Form
+from itertools import product
+
+from areal_conformance.benches.endpoint import EndpointBench, answer, answered, grown, read, trained
+from areal_conformance.benches.endpoint_forms import CHAT, DIALOGUES, FORMS, MESSAGES, TEXT, Form
 from areal_conformance.benches.endpoint_streams import Json
 from areal_conformance.check import Level, check, family
 from areal_conformance.outcome import expect
@@ -49,6 +51,36 @@ async def usage(bench: EndpointBench, form: Form) -> None:
             expect(made.get("usage"), f"{form.name} with {more}: no usage is told")
             seen = form.usage(made)
             expect(seen == due, f"{form.name} with {more}: prompt and answers have {due} tokens, usage tells {seen}")
+
+
+@family(
+    "endpoint.answers.stops.{form}",
+    {name: form for name, form in FORMS.items() if form.stops},
+    level=Level.SINGLE,
+    law=1,
+    spec=_ANSWERS,
+)
+async def stops(bench: EndpointBench, form: Form) -> None:
+    """By {form} an answer that stops of the request end is told up to the first in it, and gone on with as a whole."""
+    said_whole = "abba er"
+    made = answer(1, text=said_whole, stop=StopReason.LENGTH, stop_reason=StopReason.STOP)
+    for named, due in ((("er", "a er"), "abb"), (("stone",), said_whole), (("er", "bb"), "a")):
+        first = min((stop for stop in named if stop in said_whole), key=said_whole.index, default=None)
+        for order, more in product((named, named[::-1]), ({}, _streamed(form))):
+            async with bench.opened(form, script=lambda _turn: made) as opened:
+                agent = opened.agent
+                body = form.body(form.question("stone?"), **{form.stops: list(order)}, **more)
+                told = answered(form, await agent.post(form.path, body), form.name)
+                what = f"{form.name}{', streamed' if more else ''}: of {said_whole!r}, ended by one of {list(order)},"
+                expect(form.text(told) == due, f"{what} is told {form.text(told)!r}, not {due!r}")
+                if form is MESSAGES:
+                    seen = told.get("stop_sequence")
+                    expect(seen == first, f"{what} is told that {seen!r} ended it, not {first!r}")
+                if form.name in DIALOGUES:
+                    agent.history = [*form.question("stone?"), *form.echo(told)]
+                    await agent.say("well?")
+                    grown(opened)
+                trained(opened)
 
 
 @check("endpoint.answers.choices", level=Level.SINGLE, law=1, spec=_ANSWERS)

@@ -213,11 +213,16 @@ async def unable(bench: EndpointBench) -> None:
     schema = {"type": "object", "properties": {}}
     named = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     begun = [CHAT.asked("stone?"), CHAT.said("It is ab")]
+    add = {"name": "add", "description": "To add.", "parameters": schema}
     cases: list[tuple[str, Form, Json, Callable[[Told, Asked], bool]]] = [
         ("an answer that was begun", CHAT, {"messages": begun}, _goes_on_with("It is ab")),
         ("an answer that was begun", MESSAGES, {"messages": begun}, _goes_on_with("It is ab")),
         ("a format of the answer", CHAT, {"response_format": named}, _structured),
         ("a format of the answer", RESPONSES, {"text": {"format": {**named, "schema": schema}}}, _structured),
+        *(
+            (f"tools, and {choice!r}", form, {"tools": [form.tool(add)], "tool_choice": choice}, done)
+            for form, choice, done in _choices()
+        ),
         ("echo", TEXT, {"echo": True}, lambda told, _: TEXT.text(told.body).startswith("stone?")),
         ("suffix", TEXT, {"suffix": "ab"}, lambda _told, _asked: False),
     ]
@@ -229,6 +234,17 @@ async def unable(bench: EndpointBench) -> None:
             else:
                 shown = f"{form.path}: {what} is answered with {told.status}: {str(told.body)[:200]}"
                 expect(400 <= told.status < 500 and told.reason, shown)
+
+
+def _choices() -> Iterator[tuple[Form, Any, Callable[[Told, Asked], bool]]]:  # Any: JSON
+    """Yield what may be said of tools that are offered, and whether it was done: none may be called, or one must."""
+    for form, none, some in (
+        (CHAT, "none", "required"),
+        (RESPONSES, "none", "required"),
+        (MESSAGES, {"type": "none"}, {"type": "any"}),
+    ):
+        yield form, none, lambda _told, asked: '"add"' not in text_of(asked.input_ids)
+        yield form, some, lambda told, _asked, form=form: bool(form.calls(told.body))  # type: ignore[misc]
 
 
 def _goes_on_with(text: str) -> Callable[[Told, Asked], bool]:

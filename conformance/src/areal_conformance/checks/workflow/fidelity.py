@@ -84,7 +84,7 @@ async def told_all(bench: WorkflowBench) -> None:
             given = {**row, **more}
             session = bench.session(scripted(3, length=length, stop=stop))
             await bench.run(session, given)
-            told_right(session, tokenizer, given)
+            told_right(session, tokenizer, given, bench.adds)
             bench.scored(session)
 
 
@@ -172,7 +172,7 @@ async def whole_row(bench: WorkflowBench) -> None:
             seen = bench.scored(session).row
             missing = [name for name in given if name not in seen]
             expect(not missing, f"the reward is given a row without the columns {missing}")
-            more = [name for name in seen if name not in given]
+            more = [name for name in seen if name not in given and name not in bench.adds]
             expect(not more, f"the reward is given a row with columns it does not have: {more}")
             for name, value in given.items():
                 told = f"column {name!r} is {value!r} of the row, the reward is given {seen[name]!r}"
@@ -194,8 +194,7 @@ async def _recorded(bench: WorkflowBench, stop: StopReason, length: int, value: 
         return
     bench.scored(session)
     seen = [trajectory.reward for trajectory in made.trajectories]
-    allowed = tolerance.atol + tolerance.rtol * abs(value)
-    close = bool(seen) and all(abs(one - value) <= allowed for one in seen)
+    close = bench.worth(made, value, tolerance)
     expect(close, f"a reward of {value} for {length} tokens that ended with {stop!s} is recorded as {seen}")
 
 

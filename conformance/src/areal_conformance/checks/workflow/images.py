@@ -9,11 +9,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import io
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFile
 
 from areal_conformance.benches.workflow import ScriptedSession, WorkflowBench
 from areal_conformance.check import Level, check
@@ -87,6 +90,35 @@ async def not_dropped(bench: WorkflowBench) -> None:
     }
     for what, (session, given) in cases.items():
         await bench.failure(Exception, session, what, given)
+
+
+@rule("workflow.images.aside", law=9, spec="workflow#images")
+async def aside(bench: WorkflowBench) -> None:
+    """No image is decoded in the controller's event loop, where every other episode would stand still meanwhile."""
+    clear = io.BytesIO()
+    Image.open(io.BytesIO(picture(3))).convert("RGBA").save(clear, "PNG")
+    workflow = bench.fresh()
+    for row in (row for image in (picture(2), clear.getvalue()) for row in bench.shown_rows(image)):
+        session = bench.session()
+        with _not_here(ImageFile.ImageFile, "load", "an image is decoded in the event loop"):
+            await bench.soon(workflow.arun_episode(session, row), "an episode of a row with an image")
+
+
+@contextmanager
+def _not_here(owner: type, name: str, what: str) -> Iterator[None]:
+    """Raise where a method is called in this thread."""
+    here, method = threading.get_ident(), getattr(owner, name)
+
+    def guarded(*given: Any, **named: Any) -> Any:  # Any: as the method takes them
+        if threading.get_ident() == here:
+            raise Violation(what)
+        return method(*given, **named)
+
+    setattr(owner, name, guarded)
+    try:
+        yield
+    finally:
+        setattr(owner, name, method)
 
 
 @check("workflow.images.text_model", level=Level.SINGLE, law=1, spec=_SESSION, since=_SINCE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from areal_conformance.benches.workflow import WorkflowBench
 from areal_conformance.check import Level, check
-from areal_conformance.varied import given, made_again, shown
+from areal_conformance.varied import at_bounds, given, made_again, shown
 
 _CHECKS = (
     "workflow.tokens.as_sampled",
@@ -31,3 +31,9 @@ async def again(bench: WorkflowBench) -> None:
 async def effect(bench: WorkflowBench) -> None:
     """Options with an effect that can be seen have it."""
     await shown(bench, lambda: given(bench.fresh()))
+
+
+@check("workflow.options.bounds", level=Level.SINGLE, law=8, spec="workflow")
+def bounds(bench: WorkflowBench) -> None:
+    """Options take the values at their bounds and refuse those beyond by name, before anything is built."""
+    at_bounds(bench)

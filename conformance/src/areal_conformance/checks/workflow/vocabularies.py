@@ -6,7 +6,7 @@ Does not know: how a workflow writes a prompt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import combinations
 from typing import Any
 
@@ -34,7 +34,7 @@ async def vocabulary(bench: WorkflowBench) -> None:
                 session.tokenizer = tokenizer
                 made = await _made(bench, workflow, session, row)
                 if made is not None:
-                    _whole(made, session, row)
+                    _whole(made, session, row, bench.adds)
 
 
 @check("workflow.rows.exact_form", level=Level.SINGLE, law=1, spec="workflow#other-tokenizers")
@@ -72,7 +72,7 @@ async def _made(bench: WorkflowBench, workflow: Any, session: ScriptedSession, r
     return made
 
 
-def _whole(made: Any, session: ScriptedSession, row: Mapping[str, Any]) -> None:
+def _whole(made: Any, session: ScriptedSession, row: Mapping[str, Any], adds: Collection[str]) -> None:
     """Expect an episode to hold what was asked and said, in ids and in text. Any: what a workflow gives."""
     episode = (
         made
@@ -80,7 +80,7 @@ def _whole(made: Any, session: ScriptedSession, row: Mapping[str, Any]) -> None:
         else Episode(trajectories=(made,), task_id=session.task_id, group_id=session.group_id)
     )
     expect(bool(traced(episode, session)), "the episode trains on no generated token")
-    told_right(session, session.tokenizer, row)
+    told_right(session, session.tokenizer, row, adds)
     first = session.asked[0].input_ids
     if "input_ids" in row:
         wanted = tuple(row["input_ids"])

@@ -6,7 +6,7 @@ from areal_core.plugins.claims import Claim, full, unsupported
 from areal_core.plugins.manifest import Manifest
 
 
-def _workflow(name: str, words: str, summary: str, conformance: str | None = None, **claims: Claim) -> Manifest:
+def _workflow(name: str, words: str, summary: str, adapter: str, **claims: Claim) -> Manifest:
     return Manifest(
         role="workflow",
         name=name,
@@ -16,20 +16,19 @@ def _workflow(name: str, words: str, summary: str, conformance: str | None = Non
         requires=("torch>=2.11",),
         devices=("cpu", "cuda", "npu"),
         summary=summary,
-        conformance=conformance,
+        conformance=f"areal_agents.workflows.conformance.{adapter}",
         claims={"images": unsupported("renderers write text"), **claims},
     )
 
 
 _ONE = unsupported("a conversation has one answer of the policy")
-_PLAIN = "areal_agents.workflows.conformance:PLAIN"
 _OF_POLICY = unsupported("every answer is the policy's")
 
 MULTI_TURN = _workflow(
     "multi_turn",
     "MultiTurn",
     "ask until an answer passes, with feedback and a discount of retries",
-    conformance=_PLAIN,
+    "multi_turn:MULTI_TURN",
     multi_turn=full(),
     adapters=_OF_POLICY,
 )
@@ -37,6 +36,7 @@ TOOLS = _workflow(
     "tools",
     "Tools",
     "the policy calls tools: a calculator, Python in a sandbox, your own functions",
+    "tools:TOOLS",
     multi_turn=full(),
     adapters=_OF_POLICY,
 )
@@ -44,11 +44,17 @@ SELF_PLAY = _workflow(
     "self_play",
     "SelfPlay",
     "one policy proposes tasks and solves them, a reward for each role",
+    "roles:SELF_PLAY",
     multi_turn=_ONE,
     adapters=_OF_POLICY,
 )
 JUDGE = _workflow(
-    "judge", "Judge", "answers graded by an adapter beside the policy, or by itself", multi_turn=_ONE, adapters=full()
+    "judge",
+    "Judge",
+    "answers graded by an adapter beside the policy, or by itself",
+    "roles:JUDGE",
+    multi_turn=_ONE,
+    adapters=full(),
 )
 PER_ROLE = Manifest(
     role="estimator",

@@ -1,17 +1,17 @@
-"""What the conformance suite must know of the workflows of turns.
+"""What the conformance suite must know of the workflow `multi_turn`.
 
-Knows: the options with which they run on the suite's tokenizer, whose chat template nobody can read back; what an
+Knows: the options with which it runs on the suite's tokenizer, whose chat template nobody can read back; what an
 episode shows of each option.
 Does not know: any check.
 """
 
 from __future__ import annotations
 
-import copy
-import functools
 from typing import TYPE_CHECKING
 
-from areal_conformance.adapter import Adapter, Variant
+from areal_agents.workflows.conformance.episodes import ROW, ROWS, ends, first_asked, heard, said_by
+from areal_agents.workflows.conformance.renderers import built
+from areal_conformance.adapter import Adapter, Bounds, Variant
 
 if TYPE_CHECKING:
     from areal_conformance.benches.workflow import ScriptedSession
@@ -39,7 +39,7 @@ async def _episode(
         judge=lambda _: RewardResult(value=left.pop(0) if len(left) > 1 else left[0]),
         tokenizer=drifting_tokenizer(),
     )
-    made = await workflow.arun_episode(session, {"prompt": "stone>", "answer": "enots"})
+    made = await workflow.arun_episode(session, ROW)
     return session, made.trajectories  # type: ignore[union-attr]  # these make episodes
 
 
@@ -53,19 +53,6 @@ async def _answers(workflow: RolloutWorkflow) -> list[tuple[int, int]]:
     return [(len(session.asked), len(trajectories)) for session, trajectories in made]
 
 
-async def _ends(workflow: RolloutWorkflow) -> list[str]:
-    """Return what ends an answer in each request, for a policy whose turns end with another token than its texts."""
-    from areal_conformance.benches.workflow import ScriptedSession, generation, paying
-    from areal_conformance.benches.workflow_vocabularies import END_OF_TEXT, chat_tokenizer
-
-    tokenizer = copy.deepcopy(chat_tokenizer())
-    tokenizer.eos_token = END_OF_TEXT
-    session = ScriptedSession(script=generation, judge=paying(0.0), tokenizer=tokenizer)
-    await workflow.arun_episode(session, {"prompt": "stone>"})
-    ends = [one.sampling.stop_token_ids if one.sampling else () for one in session.asked]
-    return [tokenizer.decode(sorted(set(each) - set(session.sampling.stop_token_ids))) for each in ends]
-
-
 async def _worth(workflow: RolloutWorkflow) -> list[float]:
     """Return the reward of an episode whose n-th answer is right, for each n, and of some whose answers are not.
 
@@ -77,35 +64,19 @@ async def _worth(workflow: RolloutWorkflow) -> list[float]:
     return [trajectories[0].reward for _, trajectories in made]
 
 
-async def _said(workflow: RolloutWorkflow) -> list[str]:
-    """Return what stands after each answer in the next request, as text."""
-    from areal_conformance.benches.workflow import ScriptedSession, paying
-    from areal_conformance.benches.workflow_vocabularies import base_tokenizer, said
-    from areal_core.contract.data import StopReason
-
-    tokenizer = base_tokenizer()  # it has figures
-    script = functools.partial(said, tokenizer, stop=StopReason.STOP)
-    session = ScriptedSession(script=script, judge=paying(0.0), tokenizer=tokenizer)
-    await workflow.arun_episode(session, {"prompt": "stone>", "answer": "enots"})
-    asked = session.asked
-    known = [len(one.input_ids) + len(one.generation.output_ids) for one in asked if one.generation]
-    between = zip(known, asked[1:], strict=False)
-    return [session.tokenizer.decode(after.input_ids[cut:]).strip() for cut, after in between]
+async def _begun(workflow: RolloutWorkflow) -> tuple[str, int, list[float], str]:
+    """Return the renderer, the numbers of trajectories, of turns and of new beginnings, and what was asked last."""
+    session, made = await said_by(workflow, "ab", "cd", "ef", "gh")
+    last = session.tokenizer.decode(session.asked[-1].input_ids, skip_special_tokens=True)
+    named = workflow.writes(session.tokenizer)  # type: ignore[attr-defined]
+    return named, len(made.trajectories), [made.metrics[name] for name in ("turns", "agent/restarted")], last
 
 
-async def _first(workflow: RolloutWorkflow) -> str:
-    """Return the first request, as text."""
-    session, _ = await _episode(workflow, 1.0)
-    return session.tokenizer.decode(session.asked[0].input_ids)
-
-
-PLAIN = Adapter(
+_OF_TURNS = ("workflow.turns.all", "workflow.turns.prefix", "workflow.turns.between")
+MULTI_TURN = Adapter(
+    build=built("multi_turn"),
     options={"": {"renderer": "plain"}},
-    rows=(
-        {"prompt": "stone>", "answer": "enots"},
-        {"prompt": "abacab>", "answer": "bacaba"},
-        {"messages": [{"role": "user", "content": "baobab>"}], "answer": "baboab"},
-    ),
+    rows=ROWS,
     variants={
         "max_turns": Variant(options={"max_turns": 2}, shows=_answers, gives=[(2, 1)] * 4),
         "turn_discount": Variant(
@@ -117,16 +88,29 @@ PLAIN = Adapter(
         "pass_reward": Variant(options={"pass_reward": _HALF}, shows=_answers, gives=[(4, 1), (1, 1), (2, 1), (3, 1)]),
         "feedback": Variant(
             options={"feedback": "no-{prompt}-try-{attempt}"},
-            shows=_said,
+            shows=heard,
             gives=[f"no-stone>-try-{number}" for number in (1, 2, 3)],
         ),
         "renderer": Variant(
-            options={"renderer": "chatml"}, shows=_ends, gives=["<|endoftext|><|im_end|>"] * 4, again=False
+            options={"renderer": "chatml"}, shows=ends, gives=["<|endoftext|><|im_end|>"] * 4, again=False
         ),
-        "system": Variant(options={"system": "beg-"}, shows=_first, gives="beg-stone>"),
+        "thoughts_left_out": Variant(
+            options={"renderer": "thinking", "feedback": "no-"},
+            shows=_begun,
+            gives=("thinking", 4, [4.0, 3.0], "stone>bno-dno-fno-"),
+            checks=_OF_TURNS,
+        ),
+        "keep_thoughts": Variant(
+            options={"renderer": "thinking", "feedback": "no-", "keep_thoughts": True},
+            shows=_begun,
+            gives=("thinking", 1, [4.0, 0.0], "stone>abno-cdno-efno-"),
+            checks=_OF_TURNS,
+        ),
+        "system": Variant(options={"system": "beg-"}, shows=first_asked, gives="beg-stone>"),
     },
-    without_effect={
-        "renderer_options": "the renderer's own",
-        "keep_thoughts": "no template of the suite's tokenizer has thoughts; tests of the package have some",
+    bounds={
+        "max_turns": Bounds(takes=(1,), refuses=(0,)),
+        "turn_discount": Bounds(takes=(1e-9, 1.0), refuses=(0.0, 1.001)),
     },
+    without_effect={"renderer_options": "the renderer's own"},
 )

@@ -1,0 +1,105 @@
+"""What the conformance suite must know of `self_play` and `judge`, in which the policy has two roles.
+
+Knows: what an episode shows of each option.
+Does not know: any check.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from areal_agents.workflows.conformance.episodes import ROWS, ends, first_asked, said_by
+from areal_agents.workflows.conformance.renderers import built
+from areal_conformance.adapter import Adapter, Bounds, Scoring, Variant
+
+if TYPE_CHECKING:
+    from areal_core.contract.workflow import RolloutWorkflow
+
+
+async def _asked(workflow: RolloutWorkflow) -> list[str]:
+    """Return each request as text, for a policy whose words look like a place of a template."""
+    session, _ = await said_by(workflow, "{answer} 7", "score: 1")
+    return [session.tokenizer.decode(one.input_ids) for one in session.asked]
+
+
+async def _judged(workflow: RolloutWorkflow) -> list[str]:
+    """Return what a judge is asked about rows with a prompt, with messages, and with both."""
+    made = []
+    for row in (ROWS[0], ROWS[2], {**ROWS[2], "prompt": "other>"}):
+        session, _ = await said_by(workflow, "{answer} 7", "score: 1", row=row)
+        made.append(session.tokenizer.decode(session.asked[1].input_ids))
+    return made
+
+
+async def _roles(workflow: RolloutWorkflow) -> tuple[list[tuple[int, float]], float, float]:
+    """Return role and reward of each trajectory, where one solver is right, and what the metrics say of it."""
+    _, made = await said_by(workflow, "no", rewards=lambda number: float(number == 1))
+    roles = [(int(each.sequence_extras["role"]), each.reward) for each in made.trajectories]
+    return roles, made.metrics["self_play/solved"], made.metrics["self_play/proposal"]
+
+
+async def _grades(workflow: RolloutWorkflow) -> list[tuple[object, int]]:
+    """Return what an answer is worth and the number of requests, or what the episode fails with: by what judges say."""
+    from areal_core.contract.errors import EpisodeFailed
+
+    made: list[tuple[object, int]] = []
+    for words in (("Score: 9? No. Score: 4",), ("in 2 words", "score = -2.5"), ("1", "2", "3", "score: 4")):
+        try:
+            session, episode = await said_by(workflow, "answer 0", *words)
+            made.append(([each.reward for each in episode.trajectories], len(session.asked)))
+        except EpisodeFailed as error:
+            made.append((type(error).__name__, 0))
+    return made
+
+
+_UNTRIED = {"renderer_options": "the renderer's own", "keep_thoughts": "nobody is asked a second time"}
+SELF_PLAY = Adapter(
+    build=built("self_play"),
+    options={"": {"renderer": "plain", "tries": 2}},
+    rows=ROWS,
+    scoring=Scoring(adds=("task",), worth=lambda value: (4 * value * (1 - value), value)),
+    variants={
+        "question": Variant(
+            options={"question": "of-{task}-as-{answer}"},
+            shows=_asked,
+            gives=["stone>", *["of-{answer} 7-as-enots"] * 2],
+        ),
+        "tries": Variant(
+            options={"tries": 4}, shows=_roles, gives=([(0, 0.75), (1, 1.0), *[(1, 0.0)] * 3], 0.25, 0.75)
+        ),
+        "system": Variant(options={"system": "beg-"}, shows=first_asked, gives="beg-stone>"),
+        "renderer": Variant(
+            options={"renderer": "chatml"}, shows=ends, gives=["<|endoftext|><|im_end|>"] * 3, again=False
+        ),
+    },
+    bounds={"tries": Bounds(takes=(1,), refuses=(0,))},
+    without_effect=_UNTRIED,
+)
+JUDGE = Adapter(
+    build=built("judge"),
+    options={"": {"renderer": "grading"}, "adapters": {"adapter": "critic"}},
+    rows=ROWS,
+    variants={
+        "question": Variant(
+            options={"question": "of-{prompt}-is-{answer}-{hint}"},
+            shows=_judged,
+            gives=[f"of-{prompt}>-is-{{answer}} 7-{{hint}}" for prompt in ("stone", "baobab", "other")],
+        ),
+        "scale": Variant(
+            options={"scale": 4.0}, shows=_grades, gives=[([1.0], 2), ([-0.625], 3), ("EpisodeFailed", 0)]
+        ),
+        "tries": Variant(options={"tries": 4}, shows=_grades, gives=[([0.4], 2), ([-0.25], 3), ([0.4], 5)]),
+        "pattern": Variant(
+            options={"pattern": r"(\d)\? No"},
+            shows=_grades,
+            gives=[([0.9], 2), ("EpisodeFailed", 0), ("EpisodeFailed", 0)],
+            again=False,  # the renderer's scores are none of those
+        ),
+        "system": Variant(options={"system": "beg-"}, shows=first_asked, gives="beg-stone>"),
+        "renderer": Variant(
+            options={"renderer": "chatml"}, shows=ends, gives=["<|endoftext|><|im_end|>"] * 2, again=False
+        ),
+    },
+    bounds={"tries": Bounds(takes=(1,), refuses=(0,)), "scale": Bounds(takes=(1e-9,), refuses=(0.0,))},
+    without_effect=_UNTRIED,
+)
