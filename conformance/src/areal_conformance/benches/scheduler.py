@@ -21,6 +21,8 @@ from areal_conformance.benches.base import SOON_S, Bench
 from areal_conformance.deadline import Late
 from areal_conformance.outcome import HarnessError, Violation, expect
 from areal_conformance.probes import engine as probe_engine
+from areal_conformance.probes import trainer as probe_trainer
+from areal_conformance.probes import transfers as probe_transfers
 from areal_conformance.probes.processes import alive, descendants
 from areal_conformance.target import Target
 from areal_core.contract.errors import ArealError
@@ -32,7 +34,9 @@ E = TypeVar("E", bound=BaseException)
 CALL_S = 30.0
 """Of a call that a worker in good health answers at once."""
 _LOOK_S = 0.02
-PROBE_FILE = str(Path(probe_engine.__file__).resolve())
+PROBE_FILES = tuple(
+    str(Path(str(probe.__file__)).resolve()) for probe in (probe_engine, probe_trainer, probe_transfers)
+)
 SPEC = InferenceSpec(model_path="none")
 
 
@@ -70,7 +74,7 @@ class SchedulerBench(Bench):
 
     def job(self, role: str = "probe", num_workers: int = 1, **fields: Any) -> Job:
         """Return a job of probe workers. Any: fields of Job."""
-        given = {"engine_role": "infer", "backend": probe_engine.NAME, "imports": (PROBE_FILE,), **fields}
+        given = {"engine_role": "infer", "backend": probe_engine.NAME, "imports": PROBE_FILES, **fields}
         return Job(role=role, num_workers=num_workers, **given)
 
     def options(self, **settings: Any) -> dict[str, Any]:

@@ -1,25 +1,20 @@
-"""Engines whose calls say how to behave, for checks of schedulers. Workers read this file through `Job.imports`.
+"""An engine whose calls say how to behave, for checks of schedulers. Workers read this file through `Job.imports`.
 
 Knows: how to echo, wait, fail, print, spawn and die on demand, and what its own process is like.
-Does not know: torch, models, or any scheduler.
+Does not know: torch, models, or any scheduler; ranks of a training role (`trainer`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from attrs import frozen
 
@@ -33,14 +28,20 @@ from areal_core.contract.inference import (
     PauseMode,
     VersionSpan,
 )
-from areal_core.contract.train import EngineInfo, RankContext, TrainSpec
+from areal_core.contract.optional import ToolCall, ToolParse
+from areal_core.contract.train import EngineInfo
+from areal_core.contract.weights import Receipt, WeightSource
+from areal_core.plugins.claims import full
 from areal_core.plugins.manifest import Manifest
 from areal_core.plugins.marks import backend
 
 NAME = "conformance_probe"
+PLAIN = "conformance_probe_plain"
+"""One without optional abilities."""
 _INFO = {"engine": NAME, "engine_version": "1", "device": "cpu", "num_parameters": 0, "context_length": 9}
-_HELD_S = 0.005
-"""How long a train call keeps its thread, so that calls which overlap meet."""
+_ABILITIES = ("scoring", "memory.sleep", "lora.adapters", "tools.parse")
+_DEEP = 12
+"""How many calls below the first an error is raised."""
 
 
 class OwnPromptTooLong(PromptTooLong):
@@ -74,8 +75,8 @@ class ProbeOptions:
     """Neither `close` nor a signal that can be caught ends it."""
 
 
-@backend(Manifest(role="infer", name=NAME, contract=(1, 0), factory="engine:Probe"), config=ProbeOptions)
-class Probe:
+@backend(Manifest(role="infer", name=PLAIN, contract=(1, 2), factory="engine:PlainProbe"), config=ProbeOptions)
+class PlainProbe:
     """`extras["do"]` of a request names what `generate` does; the answer is in the generation's `token_extras`."""
 
     def __init__(self, options: ProbeOptions) -> None:
@@ -86,6 +87,7 @@ class Probe:
         self._calls = self._cancelled = self._running = 0
         self._paused = ""
         self._gates: dict[str, asyncio.Event] = {}
+        self._noted: list[tuple[Any, ...]] = []  # Any: arguments of calls
 
     async def start(self, spec: InferenceSpec) -> EngineInfo:
         """Report the process's own facts."""
@@ -128,8 +130,14 @@ class Probe:
         """Take the version."""
         self._version = version
 
+    async def receive_weights(self, source: WeightSource, version: int) -> Receipt:
+        """Return the receipt of no tensors."""
+        manifest = source.manifest
+        return Receipt(version=manifest.version, num_bytes=version, seconds=0.0, fingerprints={})
+
     async def abort_weights(self) -> None:
-        """Do nothing."""
+        """Note the call."""
+        self._noted.append(("abort_weights",))
 
     async def status(self) -> EngineStatus:
         """Tell the counts."""
@@ -155,6 +163,9 @@ class Probe:
                 return _facts(extras.get("names", ()))
             case "mode":
                 return {"paused": self._paused}
+            case "noted":
+                noted, self._noted = self._noted, []
+                return {"value": noted}
             case "wait":
                 await self._gate(extras["gate"]).wait()
                 return {"gate": extras["gate"]}
@@ -163,7 +174,8 @@ class Probe:
             case "deaf":
                 return await self._deaf(extras["gate"])
             case "print":
-                _write(*extras["lines"], stream=extras["stream"], end=extras.get("end", "\n"))
+                whole = {"end": extras.get("end", "\n"), "flush": extras.get("flush", True)}
+                _write(*extras["lines"], stream=extras["stream"], **whole)
             case "trap":
                 return {"value": Trap(extras["path"])}
             case "spawn":
@@ -172,6 +184,8 @@ class Probe:
                 _write(*extras.get("lines", ()))
                 _write(extras.get("unfinished", ""), end="")
                 os._exit(extras["code"])
+            case "raise" if extras["kind"] == "deep":
+                _descend(_DEEP)
             case "raise":
                 raise _error(extras)
             case "cancel itself":
@@ -192,98 +206,38 @@ class Probe:
         return self._gates.setdefault(name, asyncio.Event())
 
 
-@frozen(kw_only=True)
-class TrainProbeOptions:
-    """What a rank does when it is started."""
+@backend(
+    Manifest(
+        role="infer", name=NAME, contract=(1, 2), factory="engine:Probe", claims=dict.fromkeys(_ABILITIES, full())
+    ),
+    config=ProbeOptions,
+)
+class Probe(PlainProbe):
+    """One with optional abilities."""
 
-    meet: bool = False
-    """Find the other ranks at the address given."""
-    held_s: float = 0.0
-    """For how long saving weights takes."""
-    loads_s: float = 0.0
-    """For how long starting takes."""
+    async def sleep(self) -> None:
+        """Note the call."""
+        self._noted.append(("sleep",))
 
+    async def wake(self) -> None:
+        """Note the call."""
+        self._noted.append(("wake",))
 
-@backend(Manifest(role="train", name=NAME, contract=(1, 0), factory="engine:TrainProbe"), config=TrainProbeOptions)
-class TrainProbe:
-    """Notes which calls came in which order, in which thread, and whether two were ever at work at once."""
+    async def score(self, input_ids: Sequence[int], temperature: float) -> Sequence[float]:
+        """Return what can only come of both arguments."""
+        return [token + temperature for token in input_ids]
 
-    def __init__(self, options: TrainProbeOptions) -> None:
-        self._options = options
-        self._version = 0
-        self._log: list[str] = []
-        self._threads: set[int] = set()
-        self._busy = self._overlapped = False
+    async def load_adapter(self, name: str, path: Path, version: int) -> None:
+        """Note the call."""
+        self._noted.append(("load_adapter", name, isinstance(path, Path), str(path), version))
 
-    @property
-    def version(self) -> int:
-        """Return the version."""
-        return self._version
+    async def unload_adapter(self, name: str) -> None:
+        """Note the call."""
+        self._noted.append(("unload_adapter", name))
 
-    @version.setter
-    def version(self, value: int) -> None:
-        self._note(f"version {value}")
-        self._version = value
-
-    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
-        """Tell the rank it was given."""
-        self._note("start")
-        details = {"rank": str(rank.rank), "world_size": str(rank.world_size), "role": spec.role}
-        time.sleep(self._options.loads_s)
-        if self._options.meet:
-            details["met"] = ",".join(map(str, sorted(_meet(rank))))
-        return EngineInfo(**_INFO, data_rank=rank.rank, data_size=rank.world_size, details=details)  # type: ignore[arg-type]
-
-    def save_weights(self, path: Path) -> None:
-        """Note the call, and stay in it as long as told."""
-        self._note(f"{type(path).__name__.removeprefix('Posix')} {path.name}")
-        time.sleep(self._options.held_s)
-
-    def load_state(self, path: Path) -> None:
-        """Fail, as an engine without such a state."""
-        raise FileNotFoundError(f"no state at {path}")
-
-    def save_state(self, path: Path) -> None:
-        """Write what was noted so far."""
-        told = {"log": self._log, "threads": len(self._threads), "overlapped": self._overlapped}
-        path.write_text(json.dumps(told))
-
-    def close(self) -> None:
-        """Say so."""
-        _write(f"{NAME} closed in good order")
-
-    def _note(self, call: str) -> None:
-        self._overlapped |= self._busy
-        self._busy = True
-        time.sleep(_HELD_S)
-        self._log.append(call)
-        self._threads.add(threading.get_ident())
-        self._busy = False
-
-
-def _meet(rank: RankContext) -> list[int]:
-    """Return the ranks that came to the address; rank 0 listens there, the others call until it does."""
-    place = urlsplit(rank.init_method)
-    address = (str(place.hostname), int(place.port or 0))
-    deadline = time.monotonic() + rank.timeout_s
-    if rank.rank == 0:
-        with socket.create_server(address) as listener:
-            listener.settimeout(rank.timeout_s)
-            others = [listener.accept()[0] for _ in range(rank.world_size - 1)]
-            told = [0, *(other.recv(1)[0] for other in others)]
-            for other in others:
-                other.sendall(bytes(told))
-                other.close()
-        return told
-    while True:
-        try:
-            with socket.create_connection(address, timeout=rank.timeout_s) as connection:
-                connection.sendall(bytes([rank.rank]))
-                return list(connection.recv(rank.world_size))
-        except ConnectionRefusedError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(_HELD_S)
+    async def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolParse:
+        """Call every tool. Any: JSON."""
+        return ToolParse(content=text, calls=[ToolCall(name=tool["name"], arguments="{}") for tool in tools])
 
 
 def _child() -> int:
@@ -322,8 +276,19 @@ def _error(extras: Mapping[str, Any]) -> BaseException:
             return AssertionError(f"the probe knows no error {kind!r}")
 
 
-def _write(*lines: str, stream: str = "stdout", end: str = "\n") -> None:
+def _descend(calls: int) -> None:
+    if calls == 0:
+        _at_the_bottom()
+    _descend(calls - 1)
+
+
+def _at_the_bottom() -> None:
+    raise ArithmeticError("deep inside of an engine")
+
+
+def _write(*lines: str, stream: str = "stdout", end: str = "\n", flush: bool = True) -> None:
     out = sys.stderr if stream == "stderr" else sys.stdout
     for line in lines:
         out.write(f"{line}{end}")
-    out.flush()
+    if flush:
+        out.flush()

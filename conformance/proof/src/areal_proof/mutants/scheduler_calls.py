@@ -19,7 +19,7 @@ from areal_core.contract.scheduler import Job, Worker
 from areal_local.scheduler.local_scheduler import LocalScheduler
 from areal_local.scheduler.rpc import RpcClient
 from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, breaking, catches, row, then
+from areal_proof.mutants.rows import Original, after, breaking, catches, row, then
 from areal_proof.mutants.scheduler_workers import receive_pickled, send_pickled
 from areal_proof.second.scheduler import SecondScheduler, SecondSchedulerConfig, SecondWorker
 
@@ -151,6 +151,14 @@ async def SinglePrecision(original: Original) -> Any:
     return result
 
 
+@breaks("call", "scheduler.hosts.train")
+async def LargeCallsFirst(original: Original, args: tuple[Any, ...]) -> Any:
+    """Sends large calls at once, and small ones together at the end of the turn."""
+    if not any(isinstance(one, str) and len(one) > 32_768 for one in args):
+        await asyncio.sleep(0)
+    return await original()
+
+
 @breaks_local("submit", "scheduler.errors.one_call_only")
 async def OneFailsAll(original: Original) -> Any:
     """Ends every call in flight when one of them fails."""
@@ -201,6 +209,22 @@ FAULTY_WORKER_ROWS = breaks_workers.rows(
         fault=("serves-strangers",)),
     row("WelcomesEverybody", "Keeps every connection open that strangers make, until it can open no file of its own.",
         "scheduler.access.crowd", fault=("welcomes-everybody",)),
+    row("HearsStrangersOut", "Reads whatever strangers send, to its end.", "scheduler.access.stranger",
+        fault=("hears-out",)),
+    row("CountsWhoLeft", "Lets 32 strangers in, and then nobody, though they have left.", "scheduler.access.crowd",
+        fault=("counts-who-left",)),
+    row("CollectivesAnywhere", "Leaves collectives to listen at whichever interface they find.",
+        "scheduler.access.collectives", fault=("any-interface",)),
+    row("InterfaceOverAll", "Sets the interface of collectives over the one that the job named itself.",
+        "scheduler.env.over_all", fault=("interfaces-over-all",)),
+    row("OuterFrames", "Tells the first frames of a traceback, and not where an engine failed.",
+        "scheduler.errors.foreign", fault=("outer-frames",)),
+    row("ObjectiveByName", "Takes an objective for the one before it if it has the same name.",
+        "scheduler.hosts.objective", fault=("objective-by-name",)),
+    row("SourcesStayOpen", "Keeps what replicas received their weights from.", "scheduler.hosts.weights",
+        fault=("keeps-sources",)),
+    row("LackingDoesNothing", "Does nothing where an engine lacks a method, and says nothing of it.",
+        "scheduler.hosts.lacking", fault=("does-nothing-instead",)),
     row("KeyInArguments", "Hands the run's key to workers as an argument, for everybody to read in the process list.",
         "scheduler.access.secrets", fault=("key-in-arguments", "--key=7Fq0zWb2LxY9mKd4RtNs8VhJc3PgAe6U")),
     row("CallsOverlap", "Runs calls to a training rank in several threads at once.", "scheduler.hosts.train",
@@ -221,6 +245,15 @@ ROWS = breaks.rows(
     row("PauseAlwaysKeeps", "Leaves the argument of pause at its usual value.", "scheduler.calls.methods",
         call=lambda original, method, args, timeout_s: original(method, *(("keep",) if method == "pause" else args),
             timeout_s=timeout_s)),
+    row("ScoresAtOne", "Leaves the temperature of score at 1.", "scheduler.calls.optional",
+        call=lambda original, method, args, timeout_s: original(method,
+            *((args[0], 1.0) if method == "score" else args), timeout_s=timeout_s)),
+    row("NothingToSay", "Tells nothing of whether a state was written.",
+        "scheduler.hosts.optional", call=after(lambda result, method: None if method == "state_written" else result)),
+    row("OneFileForEverybody", "Names the same file to every group of ranks on its host.",
+        "scheduler.rendezvous.worker",
+        call=after(lambda result, method: "file:///ranks" if method == "rendezvous" and result.startswith("file:")
+            else result)),
     row("EveryErrorIsRemote", "Turns every error of an engine into RemoteError.", "scheduler.errors.contract",
         "scheduler.errors.own_kind",
         call=catches(ArealError, lambda error: RemoteError(error.what, why=error.why, fix=error.fix))),

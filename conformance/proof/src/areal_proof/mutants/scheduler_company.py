@@ -17,7 +17,7 @@ from areal_core.contract.errors import ResourceError
 from areal_core.contract.scheduler import Job
 from areal_core.plugins.claims import not_yet
 from areal_core.worker.rendezvous import init_method
-from areal_local.scheduler import local_scheduler
+from areal_local.scheduler import capacity, local_scheduler
 from areal_local.scheduler.capacity import Capacity, Grant
 from areal_local.scheduler.local_scheduler import LocalScheduler
 from areal_proof.mutants.rows import Original, after, breaking, given, put, row, then, within
@@ -95,6 +95,27 @@ class _GuestsOverlap(Capacity):
         return Grant(job, [tuple(ids[rank : rank + each]) for rank in range(job.num_workers)])
 
 
+class _CountsOne(Capacity):
+    def check_memory(self, job: Job) -> None:
+        super().check_memory(attrs.evolve(job, num_workers=1))
+
+
+class _OfOne(Grant):
+    @property
+    def memory(self) -> int:
+        """Return what was promised to one of its workers."""
+        return self.job.memory
+
+
+class _KeepsDevices(Capacity):
+    def check_memory(self, job: Job) -> None:
+        try:
+            super().check_memory(job)
+        except ResourceError:
+            self._pool.take(job.device, job.num_workers, job.devices_per_worker)
+            raise
+
+
 def _counting_all_time(worker: Any) -> Any:  # Any: a worker of the local scheduler
     worker.become_ready = partial(_ready_at_once, worker.become_ready)
     return worker
@@ -126,6 +147,12 @@ LOCAL_ROWS = breaks_local.rows(
     row("MemoryPromisedTwice",
         "Holds every job against all of the machine's memory, not against what others left of it.",
         "scheduler.memory.promised", __init__=then(lambda self: setattr(self.capacity, "__class__", _PromisesTwice))),
+    row("MemoryOfOneAsked", "Looks whether there is memory for one worker, however many a job has.",
+        "scheduler.memory.every_worker", __init__=then(lambda self: setattr(self.capacity, "__class__", _CountsOne))),
+    row("MemoryOfOneKept", "Keeps the memory of one worker of a job, however many it has.",
+        "scheduler.memory.every_worker", submit=within(lambda: put(capacity, Grant=_OfOne))),
+    row("RefusedAndKept", "Keeps the devices of a job that it refuses for want of memory.",
+        "scheduler.memory.and_devices", __init__=then(lambda self: setattr(self.capacity, "__class__", _KeepsDevices))),
 )  # fmt: skip
 
 

@@ -1,10 +1,12 @@
-"""Schedulers that lose what workers wrote: all but the beginning of a long log, or the log of the worker before.
+"""Schedulers that lose what workers wrote: all but the beginning of a long log, a buffer, or the log of another worker.
 
-Knows: how the local scheduler is bent for that.
+Knows: how the local scheduler, or the second one, is bent for that.
 Does not know: how it is caught.
 """
 
 from __future__ import annotations
+
+import attrs
 
 from areal_core.contract.scheduler import Job
 from areal_local.scheduler import local_scheduler
@@ -12,6 +14,7 @@ from areal_local.scheduler.birth import log_name
 from areal_local.scheduler.local_scheduler import LocalScheduler
 from areal_local.scheduler.process import WorkerProcess
 from areal_proof.mutants.rows import before, breaking, put, row, then, within
+from areal_proof.second.scheduler import SecondScheduler, SecondWorker
 
 
 class _FirstLines(WorkerProcess):
@@ -21,6 +24,14 @@ class _FirstLines(WorkerProcess):
 
 def _of_the_kind(job: Job, rank: int) -> str:
     return f"{job.role.partition('.')[0]}-{rank}.log"
+
+
+BUFFER_ROWS = breaking("scheduler/second", SecondScheduler, part=("worker_class", SecondWorker)).rows(
+    row("WordsInABuffer", "Leaves what workers print in a buffer of theirs until there is much of it.",
+        "scheduler.log.unfinished",
+        __init__=lambda original, job, rank, config: original(attrs.evolve(job, env={"PYTHONUNBUFFERED": "",
+            **job.env}), rank, config)),
+)  # fmt: skip
 
 
 LOG_ROWS = breaking("scheduler/local", LocalScheduler).rows(

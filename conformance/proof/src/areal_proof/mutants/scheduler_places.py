@@ -52,6 +52,12 @@ class _LeavingPool(DevicePool):
         return [*super().take(kind, free, 1), *[()] * (num_workers - free)]
 
 
+class _OpenPool(DevicePool):
+    def confinement(self, kind: str, devices: Devices) -> dict[str, str]:
+        whole = [device.confine(devices) for device in self._kinds if device.name == kind]
+        return whole[0] if whole else super().confinement(kind, devices)
+
+
 class _WithPool(LocalScheduler):
     pool: type[DevicePool]
 
@@ -121,6 +127,15 @@ async def CancelledSubmitLeaves(original: Original) -> None:
     await original()
 
 
+@breaks("close", "scheduler.gang.ended")
+async def ClosesWhatRuns(original: Original, self: LocalScheduler) -> None:
+    """Ends the workers that run when it is closed, and leaves those that are still starting."""
+    for role, gang in tuple(self.gangs.items()):
+        if not all(worker.running for worker in gang.workers):
+            del self.gangs[role]
+    await original()
+
+
 @breaks("submit", "scheduler.submit.twice")
 async def SecondSubmitReplaces(original: Original, self: LocalScheduler, job: Job) -> Any:
     """Ends the workers of a running role and starts new ones in their place."""
@@ -154,6 +169,8 @@ ROWS = breaks.rows(
         "scheduler.devices.exclusive", base=_WithPool, pool=_LendingPool),
     row("DevicesNeverReturn", "Keeps the devices of jobs that were cancelled.", "scheduler.devices.exclusive",
         base=_WithPool, pool=_KeepingPool),
+    row("OtherKindsSeen", "Confines workers to some devices of their kind, and lets them see those of all others.",
+        "scheduler.devices.of_its_kind", base=_WithPool, pool=_OpenPool),
     row("FewerDevicesWillDo", "Starts a job on the devices there are, and the rest of it without.",
         "scheduler.devices.absent", base=_WithPool, pool=_LeavingPool),
     row("NamelessDeath", "Tells that a worker died, and not which, nor its last words.",

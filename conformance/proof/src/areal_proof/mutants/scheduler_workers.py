@@ -10,21 +10,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import pickle
 import socket
 import struct
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from types import MappingProxyType
+from functools import partial
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from areal_core.contract.errors import ArealError, RemoteError, WorkerError
+from areal_core.contract.train import ObjectiveSpec
+from areal_core.contract.weights import Offer, Receipt
 from areal_proof.second import scheduler_wire as wire
 from areal_proof.second import scheduler_worker as worker
 from areal_worker import service as hosts
 from areal_worker.codec import decode, encode
+
+_open: Any = worker
+"""The worker's module. Any: what it imported can be replaced, too."""
 
 
 def send_pickled(writer: asyncio.StreamWriter, message: tuple[Any, ...]) -> None:
@@ -95,6 +103,18 @@ def _welcomes_everybody() -> None:
     threading.Thread(target=accept, daemon=True).start()
 
 
+def _hears_out() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def hear() -> None:
+        while True:
+            with contextlib.suppress(OSError), listener.accept()[0] as line:
+                while line.recv(1 << 20):
+                    pass
+
+    threading.Thread(target=hear, daemon=True).start()
+
+
 def _overlaps() -> None:
     class Many(ThreadPoolExecutor):
         def __init__(self, **_options: Any) -> None:
@@ -144,6 +164,61 @@ def _calls_anything() -> None:
     hosts.InferenceHost.call = anything  # type: ignore[method-assign]
 
 
+def _outer_frames() -> None:
+    told = partial(traceback.format_exception, limit=5)
+    _open.traceback = SimpleNamespace(**{**vars(traceback), "format_exception": told})
+
+
+def _interfaces_over_all() -> None:
+    known = _open.network_environment
+
+    def at_once(host: str) -> dict[str, str]:
+        os.environ.update(known(host))
+        return {}
+
+    _open.network_environment = at_once
+
+
+def _objective_by_name() -> None:
+    built = hosts.TrainHost._objective_of
+    kept: dict[str, Any] = {}
+
+    def of_that_name(self: hosts.TrainHost, spec: ObjectiveSpec) -> Any:
+        return kept.setdefault(spec.name, built(self, spec))
+
+    hosts.TrainHost._objective_of = of_that_name  # type: ignore[method-assign]
+
+
+def _keeps_sources() -> None:
+    async def receive(self: hosts.InferenceHost, offer: Offer, version: int) -> Receipt:
+        return await self._started.receive_weights(self._parts.transport(offer.transport).source(offer), version)
+
+    hosts.InferenceHost._receive_weights = receive  # type: ignore[method-assign]
+
+
+def _does_nothing_instead() -> None:
+    async def nothing(*_args: Any) -> None: ...
+
+    hosts.InferenceHost._optional = lambda self, claim, method: getattr(self.engine, method) or nothing  # type: ignore[method-assign]
+
+
+def _any_interface() -> None:
+    _open.network_environment = lambda host: {}
+
+
+def _counts_who_left() -> None:
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    _KEPT.append(listener)
+
+    def accept() -> None:
+        for _ in range(32):
+            with contextlib.suppress(OSError):
+                _KEPT.append(listener.accept()[0])
+                _KEPT[-1].send(b"welcome")
+
+    threading.Thread(target=accept, daemon=True).start()
+
+
 _KEPT: list[socket.socket] = []
 FAULTS: Mapping[str, Callable[[], None]] = MappingProxyType(
     {
@@ -153,11 +228,19 @@ FAULTS: Mapping[str, Callable[[], None]] = MappingProxyType(
         "listens-elsewhere": _listens_elsewhere,
         "serves-strangers": _serves_strangers,
         "welcomes-everybody": _welcomes_everybody,
+        "hears-out": _hears_out,
         "overlaps": _overlaps,
         "last-in-first-out": _last_in_first_out,
         "loads-torch": _loads_torch,
         "own-kinds-are-remote": _own_kinds_are_remote,
         "calls-anything": _calls_anything,
+        "outer-frames": _outer_frames,
+        "interfaces-over-all": _interfaces_over_all,
+        "any-interface": _any_interface,
+        "keeps-sources": _keeps_sources,
+        "does-nothing-instead": _does_nothing_instead,
+        "objective-by-name": _objective_by_name,
+        "counts-who-left": _counts_who_left,
         "key-in-arguments": lambda: None,
     }
 )

@@ -22,6 +22,7 @@ import msgspec
 import psutil
 import zmq
 
+from areal_conformance.benches.base import SOON_S
 from areal_conformance.benches.process import listening
 from areal_conformance.benches.scheduler import CALL_S, SchedulerBench, ask, asking
 from areal_conformance.check import Level, check
@@ -33,6 +34,8 @@ from areal_core.contract.scheduler import Scheduler
 from areal_worker.codec import encode
 
 _WAIT_MS = 500
+_ENOUGH = 64 << 20
+"""Bytes, more than the system takes for who does not read them."""
 _SECRET_NAME = re.compile(r"KEY|SECRET|TOKEN|PASSWORD|CREDENTIAL", re.IGNORECASE)
 _KEY_LIKE = re.compile(r"[A-Za-z0-9+=.:^!*?&<>()\[\]{}@%$#_-]{32,}")
 
@@ -82,6 +85,8 @@ async def stranger(bench: SchedulerBench) -> None:
         where = {place for pid in _family(scheduler) for place in listening(pid)}
         for host, port in sorted(where):
             await asyncio.to_thread(_shout, host, port, pickle.dumps(Trap(str(trace))))
+            taken = await asyncio.to_thread(_pour, host, port)
+            expect(taken < _ENOUGH, f"a stranger sent {taken} bytes to {host}:{port} in one message, and is heard on")
             answer = await asyncio.to_thread(_call_without_key, host, port)
             expect(answer is None, f"a stranger's call to {host}:{port} was answered: {answer!r}")
         after = (await worker.call("status", timeout_s=CALL_S)).metrics["calls"]
@@ -98,17 +103,23 @@ _LOOK_S, _QUIET = 0.02, 20
 
 @check("scheduler.access.crowd", level=Level.SINGLE, law=11, spec=WORKER, since=(1, 1))
 async def crowd(bench: SchedulerBench) -> None:
-    """More idle strangers than a process may open files where workers are started take nothing from a worker."""
+    """More idle strangers than a process may open files take nothing from a worker, nor from who comes after them."""
     async with bench.scheduler() as scheduler:
         with _few_files():
             (worker,) = await bench.start(scheduler, bench.job())
         ports = sorted({place for pid in _family(scheduler) for place in listening(pid)})
+        greeting = [place for place in ports if await _is_greeted(*place)]
         with contextlib.ExitStack() as stack:
             idle = [stack.enter_context(_connecting(*place)) for place in ports for _ in range(_STRANGERS)]
             await _arrived(idle)
             given = await bench.soon(ask(worker, "echo", value=5), f"a call beside {len(idle)} strangers")
             expect(given == {"value": 5}, f"beside {len(idle)} strangers echo of 5 gave {given}")
             await bench.soon(bench.spawn(worker), f"a process that the worker starts beside {len(idle)} strangers")
+        late = bench.deadline(SOON_S)
+        for place in greeting:
+            while not await _is_greeted(*place):
+                if not late.left():
+                    raise late.late(f"{len(idle)} strangers came to {place} and left, and since then nobody is let in")
         if not ports:
             bench.notes.append("its workers listen nowhere: no stranger can connect")
 
@@ -140,15 +151,51 @@ def _connecting(host: str, port: int) -> Iterator[socket.socket]:
         yield line
 
 
-async def _arrived(idle: Sequence[socket.socket]) -> None:
-    """Wait until for a while no further one was greeted or hung up on."""
+async def _is_greeted(host: str, port: int) -> bool:
+    """Tell whether somebody who connects and says nothing hears anything."""
+    with _connecting(host, port) as line:
+        return await _arrived([line]) > 0
+
+
+async def _arrived(idle: Sequence[socket.socket]) -> int:
+    """Wait until for a while no further one was greeted or hung up on; return how many were."""
     poller, seen, quiet = select.poll(), 0, 0
     for line in idle:
         poller.register(line, select.POLLIN)
-    while idle and quiet < _QUIET:
+    while seen < len(idle) and quiet < _QUIET:
         await asyncio.sleep(_LOOK_S)
         now = len(poller.poll(0))
         seen, quiet = now, quiet + 1 if now == seen else 0
+    return seen
+
+
+_COLLECTIVES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_RAS = "NCCL_RAS_ENABLE"
+
+
+@check("scheduler.access.collectives", level=Level.SINGLE, law=11, spec=WORKER, since=(1, 1))
+async def collectives(bench: SchedulerBench) -> None:
+    """Collectives are told the interface of the address a worker's handle tells, and NCCL to answer no stranger."""
+    async with bench.scheduler() as scheduler:
+        for worker in await bench.start(scheduler, bench.job(num_workers=2)):
+            known = _interfaces(socket.gethostbyname(worker.host))
+            if not known:
+                bench.notes.append(f"{worker.host} is an address of another machine: its interface is not known here")
+                continue
+            seen = (await ask(worker, "facts", names=[*_COLLECTIVES, _RAS]))["env"]
+            told = {name: seen.get(name, "").lstrip("=") for name in _COLLECTIVES if name not in os.environ}
+            expect(known.issuperset(told.values()), f"{worker.id} is at {worker.host}, of {known}, and is told {told}")
+            expect(_RAS in os.environ or seen.get(_RAS) == "0", f"NCCL of {worker.id} tells anybody who asks how it is")
+
+
+def _interfaces(host: str) -> set[str]:
+    """Return the interfaces of this machine that have an address, or the one of loopback if it is such an address."""
+    found = set()
+    for name, own in psutil.net_if_addrs().items():
+        mine = [one.address for one in own if one.family in (socket.AF_INET, socket.AF_INET6)]
+        if host in mine or (_is_loopback(host) and any(map(_is_loopback, mine))):
+            found.add(name)
+    return found
 
 
 @check("scheduler.access.secrets", level=Level.SINGLE, law=11, spec=JOB)
@@ -194,6 +241,17 @@ def _shout(host: str, port: int, payload: bytes) -> None:
     for data in (b"GET / HTTP/1.0\r\n\r\n", payload, b"\x00" * 64):
         with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0) as connection:
             connection.sendall(data)
+
+
+def _pour(host: str, port: int) -> int:
+    """Announce a message of 2 GiB as a peer of ZeroMQ does and begin to send it; return how much was taken."""
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    taken = 0
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0) as connection:
+        connection.sendall(greeting + b"\x06" + (2 << 30).to_bytes(8, "big"))
+        while taken < _ENOUGH:
+            taken += connection.send(bytes(1 << 20))
+    return taken
 
 
 def _call_without_key(host: str, port: int) -> list[bytes] | None:

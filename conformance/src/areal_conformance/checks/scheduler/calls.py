@@ -1,13 +1,12 @@
 """Calls: what arrives is what was sent, each reply reaches its own caller, and a late one reaches nobody.
 
-Knows: values, interleavings and deadlines; that a training rank is called in order and from one thread.
-Does not know: sockets, or what an engine is.
+Knows: values, interleavings and deadlines.
+Does not know: sockets, what a worker does with a call (`hosted`), or what an engine is.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import Mapping
@@ -19,10 +18,9 @@ from areal_conformance.benches.scheduler_values import contract_values, differen
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import CALL
 from areal_conformance.outcome import Inconclusive, expect
-from areal_core.contract.errors import ArealError, RemoteError, WorkerTimeout
+from areal_core.contract.errors import ArealError, WorkerTimeout
 from areal_core.contract.inference import PauseMode
 from areal_core.contract.scheduler import Worker
-from areal_core.contract.train import RankContext, TrainSpec
 
 _AT_ONCE = 40
 _BURST = 300
@@ -222,38 +220,3 @@ async def _running(bench: SchedulerBench, count: int) -> None:
     while (running := (await worker.call("status", timeout_s=CALL_S)).num_running) != count:
         if not deadline.left():
             raise deadline.late(f"{running} calls are at work in the worker, expected {count}")
-
-
-_CALLS = 8
-
-
-@check("scheduler.hosts.train", level=Level.SINGLE, law=9, spec=CALL)
-async def hosts_train(bench: SchedulerBench) -> None:
-    """Calls to a training rank are made one after another, in the order they were sent, in one thread."""
-    async with bench.scheduler() as scheduler:
-        workers = list(await scheduler.submit(bench.job("actor", num_workers=2, engine_role="train")))
-        for rank, worker in enumerate(workers):
-            context = RankContext(rank=rank, world_size=2, local_rank=rank, device="cpu", init_method="tcp://x:1")
-            info = await worker.call("start", TrainSpec(role="actor", model_path="m"), context, timeout_s=CALL_S)
-            seen = (info.data_rank, info.details["rank"], info.details["role"])
-            expect(seen == (rank, str(rank), "actor"), f"rank {rank} of actor started as {seen}")
-        await bench.soon(asyncio.gather(*(_sequence(worker) for worker in workers)), "calls to two ranks")
-        wanted = ["start", *(line for n in range(_CALLS) for line in (f"Path w{n}", f"version {n}"))]
-        for rank, worker in enumerate(workers):
-            path = bench.folder / f"told-{rank}.json"
-            await worker.call("save_state", str(path), timeout_s=CALL_S)
-            noted = json.loads(path.read_text())
-            expect(noted["log"] == wanted, f"calls sent as {wanted} reached rank {rank} as {noted['log']}")
-            expect(not noted["overlapped"], f"two calls were at work at once in rank {rank}")
-            expect(noted["threads"] == 1, f"calls of rank {rank} ran in {noted['threads']} threads")
-        work = workers[1].call("load_state", "/no/such/state", timeout_s=CALL_S)
-        await bench.raised(RemoteError, work, "load_state", "/no/such/state")
-
-
-async def _sequence(worker: Worker) -> None:
-    """Send many calls at once, without waiting for any."""
-    calls = []
-    for number in range(_CALLS):
-        calls.append(asyncio.create_task(worker.call("save_weights", f"/tmp/w{number}", timeout_s=CALL_S)))
-        calls.append(asyncio.create_task(worker.call("set_version", number, timeout_s=CALL_S)))
-    await asyncio.gather(*calls)

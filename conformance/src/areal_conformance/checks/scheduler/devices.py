@@ -84,6 +84,28 @@ async def none_on_cpu(bench: SchedulerBench) -> None:
             expect(seen == (), f"a worker on the CPU sees devices {seen}")
 
 
+@check("scheduler.devices.of_its_kind", level=Level.SINGLE, law=0, spec=JOB, since=(1, 1))
+async def of_its_kind(bench: SchedulerBench) -> None:
+    """A worker sees its devices and none of any other kind."""
+    kind = kind_of(bench)
+    # Those that a cluster counts under one name cannot both be there.
+    others = [other for other in _confinable(bench).values() if other.resource != kind.resource]
+    await bench.alone()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(seeing(kind, "3"))
+        for other in others:
+            stack.enter_context(seeing(other, "5"))
+        async with bench.scheduler() as scheduler:
+            (worker,) = await bench.start(scheduler, device_job(bench, kind, "one"))
+            owned = await owned_devices(kind, worker)
+            expect(owned == ("3",), f"the only {kind.name} device is 3, and a worker sees {owned}")
+            for other in others:
+                hiding = dict(other.hidden or {})
+                seen = (await ask(worker, "facts", names=[*other.visible_variables, *hiding]))["env"]
+                hidden = bool(hiding) and hiding.items() <= seen.items()
+                expect(hidden or not other.visible(seen), f"a worker on {kind.name} sees {other.name} by {seen}")
+
+
 @contextlib.contextmanager
 def seeing(kind: Device, ids: str) -> Iterator[None]:
     """Let this process see devices of these ids, which need not exist."""

@@ -18,12 +18,14 @@ from areal_conformance.probes.engine import Trap
 from areal_core.contract.errors import ArealError, PromptTooLong, RemoteError
 
 _FOREIGN = {
-    "own": ("OwnError", "left 3, right 4"),
-    "key": ("KeyError", "a key that is not there"),
-    "surrogate": ("ZeroDivisionError", "no tokens"),
-    "group": ("ExceptionGroup", "two at once"),
-    "empty": ("RuntimeError", ""),
+    "own": ("OwnError", "left 3, right 4", "_do"),
+    "key": ("KeyError", "a key that is not there", "_do"),
+    "surrogate": ("ZeroDivisionError", "no tokens", "_do"),
+    "group": ("ExceptionGroup", "two at once", "_do"),
+    "empty": ("RuntimeError", "", "_do"),
+    "deep": ("ArithmeticError", "deep inside", "_at_the_bottom"),
 }
+"""Kind -> type, words, and the function that raises; that of `deep` is a dozen calls below the engine's own."""
 
 
 @check("scheduler.errors.contract", level=Level.SINGLE, law=5, spec=CALL)
@@ -50,11 +52,11 @@ async def own_kind(bench: SchedulerBench) -> None:
 
 @check("scheduler.errors.foreign", level=Level.SINGLE, law=5, spec=CALL)
 async def foreign(bench: SchedulerBench) -> None:
-    """Any other exception arrives as RemoteError, with its type, its message and the remote traceback."""
+    """Any other exception arrives as RemoteError, with its type, its message and where it was raised, however deep."""
     worker = await bench.worker()
-    for kind, (name, words) in _FOREIGN.items():
+    for kind, (name, words, where) in _FOREIGN.items():
         work = ask(worker, "raise", kind=kind)
-        await bench.raised(RemoteError, work, f"an engine's {name}", name, words, "probes/engine.py", "_do")
+        await bench.raised(RemoteError, work, f"an engine's {name}", name, words, "probes/engine.py", where)
     expect((await ask(worker, "echo", value=5))["value"] == 5, "the worker is of no use after errors")
 
 

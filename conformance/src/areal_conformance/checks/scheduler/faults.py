@@ -7,8 +7,10 @@ Does not know: how a scheduler finds out, or where it keeps logs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from areal_conformance.benches.base import SOON_S
@@ -187,23 +189,37 @@ async def calls_at_cancel(bench: SchedulerBench) -> None:
 
 
 _BROKEN_OFF = "Fatal error: out of mem"
+_UNBUFFERED = "PYTHONUNBUFFERED"
+"""Set for the suite's own processes, whose environment workers may have."""
+
+
+@contextlib.contextmanager
+def _unset(name: str) -> Iterator[None]:
+    """Take a variable out of this process's environment for the block."""
+    before = os.environ.pop(name, None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[name] = before
 
 
 @check("scheduler.log.unfinished", level=Level.FAULTS, law=9, spec=STATUS)
 async def log_unfinished(bench: SchedulerBench) -> None:
-    """Last words without the end of their line are told: of a worker that exits, is killed, or falls silent."""
-    async with bench.scheduler(heartbeat_timeout_s=0.6) as scheduler:
-        exits, killed = await bench.start(scheduler, bench.job("gang", num_workers=2))
-        (silent,) = await bench.start(scheduler, bench.job("silent"))
-        work = ask(exits, "exit", code=3, lines=["a whole line"], unfinished=_BROKEN_OFF)
-        await bench.raised(BaseException, work, "a call in which its worker exits", _BROKEN_OFF)
-        for worker in (killed, silent):
-            await ask(worker, "print", lines=[_BROKEN_OFF], stream="stderr", end="")
-        with bench.suffering(Kill(bench.status(scheduler, "gang", 1).pid or 0)):
-            await bench.told(scheduler, "gang", 1, WorkerState.ENDED)
-        with bench.suffering(Stop(bench.status(scheduler, "silent").pid or 0)):
-            await bench.told(scheduler, "silent", 0, WorkerState.SILENT)
-            statuses = [*scheduler.poll("gang"), *scheduler.poll("silent")]
-        for status in statuses:
-            told = f"{status.id} ({status.state}) wrote {_BROKEN_OFF!r} last; log_tail is {status.log_tail}"
-            expect("".join(status.log_tail[-1:]).endswith(_BROKEN_OFF), told)
+    """Last words are told though nothing flushed them or ended their line: of workers that end or fall silent."""
+    with _unset(_UNBUFFERED):
+        async with bench.scheduler(heartbeat_timeout_s=0.6) as scheduler:
+            exits, killed = await bench.start(scheduler, bench.job("gang", num_workers=2))
+            (silent,) = await bench.start(scheduler, bench.job("silent"))
+            work = ask(exits, "exit", code=3, lines=["a whole line"], unfinished=_BROKEN_OFF)
+            await bench.raised(BaseException, work, "a call in which its worker exits", _BROKEN_OFF)
+            for worker in (killed, silent):
+                await ask(worker, "print", lines=[_BROKEN_OFF], stream="stdout", end="", flush=False)
+            with bench.suffering(Kill(bench.status(scheduler, "gang", 1).pid or 0)):
+                await bench.told(scheduler, "gang", 1, WorkerState.ENDED)
+            with bench.suffering(Stop(bench.status(scheduler, "silent").pid or 0)):
+                await bench.told(scheduler, "silent", 0, WorkerState.SILENT)
+                statuses = [*scheduler.poll("gang"), *scheduler.poll("silent")]
+    for status in statuses:
+        told = f"{status.id} ({status.state}) wrote {_BROKEN_OFF!r} last; log_tail is {status.log_tail}"
+        expect("".join(status.log_tail[-1:]).endswith(_BROKEN_OFF), told)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from areal_conformance.benches.scheduler import SPEC, SchedulerBench, ask, told
 from areal_conformance.check import Level, Row, check, family
-from areal_conformance.checks.scheduler.anchors import JOB, SUBMIT
+from areal_conformance.checks.scheduler.anchors import CANCEL, JOB, SUBMIT
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError, ConfigError, ResourceError, WorkerDied, WorkerTimeout
 from areal_core.contract.scheduler import Job, Scheduler, Share, Together
@@ -101,13 +102,34 @@ async def cancelled(bench: SchedulerBench) -> None:
     python = _interpreter(bench.folder, _NEVER_ANSWERS)
     async with bench.scheduler() as scheduler:
         submitting = bench.doing(_submit(scheduler, bench.job("given up", num_workers=2, python=python)))
-        await bench.until(lambda: len(_pids(bench.folder)) == 2 or submitting.done(), "two workers are started")
+        await bench.until(partial(_both_or, submitting, bench.folder), "two workers are started")
         submitting.cancel()
         await bench.soon(asyncio.wait((submitting,)), "a cancelled submit")
         expect(submitting.cancelled(), "a cancelled submit does not end with CancelledError")
         await bench.gone(_pids(bench.folder), "submit was cancelled")
         (worker,) = await bench.start(scheduler, bench.job("given up"))
         expect((await ask(worker, "echo", value=5))["value"] == 5, "a role whose start was cancelled is not free")
+
+
+@check("scheduler.gang.ended", level=Level.SINGLE, law=10, spec=CANCEL)
+async def ended(bench: SchedulerBench) -> None:
+    """Workers that have not answered yet are told as starting; cancel and close end them, and their submit raises."""
+    for how in ("cancel", "close"):
+        folder = bench.folder / how
+        folder.mkdir()
+        python = _interpreter(folder, _NEVER_ANSWERS)
+        async with bench.scheduler() as scheduler:
+            submitting = bench.doing(_submit(scheduler, bench.job("early", num_workers=2, python=python)))
+            await bench.until(partial(_both_or, submitting, folder), "two workers are started")
+            told = [str(status.state) for status in scheduler.poll("early")]
+            expect(told == ["starting"] * 2, f"two workers that have not answered yet are told as {told}")
+            await bench.soon(scheduler.cancel("early") if how == "cancel" else scheduler.close(), how)
+            await bench.gone(_pids(folder), f"after {how}, workers that had not answered yet")
+            await bench.raised(ArealError, submitting, f"submit of workers that {how} ended")
+
+
+def _both_or(submitting: asyncio.Task[Any], folder: Path) -> bool:  # Any: the workers
+    return len(_pids(folder)) == 2 or submitting.done()
 
 
 @check("scheduler.submit.twice", level=Level.SINGLE, law=10, spec=SUBMIT)

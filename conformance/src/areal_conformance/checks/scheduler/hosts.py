@@ -14,6 +14,7 @@ from urllib.parse import SplitResult, urlsplit
 from areal_conformance.benches.scheduler import CALL_S, SchedulerBench, ask, told
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import JOB, WORKER
+from areal_conformance.checks.scheduler.devices import kind_of, seeing
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError, ResourceError
 from areal_core.contract.scheduler import Scheduler, Worker
@@ -98,19 +99,60 @@ async def impossible(bench: SchedulerBench) -> None:
 async def promised(bench: SchedulerBench) -> None:
     """Of one machine, two jobs do not both get more than half; what a job had is there again once it is gone."""
     async with bench.scheduler() as scheduler:
-        size = _EXBIBYTE
-        while size > _LEAST and await _is_refused(bench, scheduler, "one", size):
-            size //= 2
-        expect(size < _EXBIBYTE, "an exbibyte was granted")
+        size = await _first_granted(bench, scheduler, "one")
         shared = not await _is_refused(bench, scheduler, "two", size)
         expect(not shared, f"{size} bytes were granted twice, {2 * size} were not")
         await scheduler.cancel("one")
         expect(not await _is_refused(bench, scheduler, "two", size), f"{size} bytes are not free again")
 
 
-async def _is_refused(bench: SchedulerBench, scheduler: Scheduler, role: str, size: int) -> bool:
+@memory_rule("scheduler.memory.every_worker", law=0, unless=("hosts.spread",))
+async def every_worker(bench: SchedulerBench) -> None:
+    """What a job has of one machine is its workers' memory together, where it is asked for and where another job is."""
+    async with bench.scheduler() as scheduler:
+        size = await _first_granted(bench, scheduler, "one")
+        await scheduler.cancel("one")
+        expect(
+            await _is_refused(bench, scheduler, "pair", size, 2), f"two got {size} bytes each, one not twice as many"
+        )
+        most = size + size // 2
+        if await _is_refused(bench, scheduler, "one", most):
+            most = size
+        await scheduler.cancel("one")  # now the machine has as much, and less than half of size beside it
+        expect(not await _is_refused(bench, scheduler, "pair", most // 2, 2), f"{most} bytes are not free for two")
+        beside = not await _is_refused(bench, scheduler, "other", size // 2)
+        expect(not beside, f"beside 2 workers with {most // 2} bytes each another got {size // 2}")
+
+
+@memory_rule("scheduler.memory.and_devices", law=10, unless=("hosts.spread",))
+async def and_devices(bench: SchedulerBench) -> None:
+    """A job that is refused for want of memory keeps no device, and one for want of devices no memory."""
+    kind = kind_of(bench)
+    await bench.alone()
+    with seeing(kind, "3,5"):
+        async with bench.scheduler() as scheduler:
+            size = await _first_granted(bench, scheduler, "plain")
+            await scheduler.cancel("plain")
+            large = {"num_workers": 2, "memory": _EXBIBYTE}
+            wide = {"num_workers": 3, "memory": size // 3}
+            for what, fields in {"an exbibyte for each worker": large, "3 devices of 2": wide}.items():
+                work = scheduler.submit(bench.job("greedy", device=kind.name, **fields))
+                await bench.raised(ResourceError, work, f"a job of {what}")
+            await scheduler.submit(bench.job("modest", num_workers=2, device=kind.name, memory=size // 2))
+
+
+async def _first_granted(bench: SchedulerBench, scheduler: Scheduler, role: str) -> int:
+    """Start a job of one worker with the first half, quarter, ... of an exbibyte that there is; return the bytes."""
+    size = _EXBIBYTE
+    while size > _LEAST and await _is_refused(bench, scheduler, role, size):
+        size //= 2
+    expect(size < _EXBIBYTE, "an exbibyte was granted")
+    return size
+
+
+async def _is_refused(bench: SchedulerBench, scheduler: Scheduler, role: str, size: int, num_workers: int = 1) -> bool:
     try:
-        await scheduler.submit(bench.job(role, memory=size))
+        await scheduler.submit(bench.job(role, num_workers=num_workers, memory=size))
     except ResourceError as error:
         expect(role in told(error), f"the refusal does not name the role: {told(error)}")
         return True
@@ -124,7 +166,10 @@ _MEET_S = 20.0
 
 @check("scheduler.rendezvous.worker", level=Level.SINGLE, law=9, spec=WORKER, since=(1, 1))
 async def chosen_by_the_worker(bench: SchedulerBench) -> None:
-    """A worker names a port of the address its handle tells, another one each time, and none of another machine."""
+    """A worker names a port of the address its handle tells, another one each time, and none of another machine.
+
+    Where all ranks are on its host it may name another kind of place, and that is another one each time as well.
+    """
     async with bench.scheduler() as scheduler:
         workers = list(await scheduler.submit(bench.job("actor", num_workers=2, engine_role="train")))
         for worker in workers:
@@ -134,6 +179,8 @@ async def chosen_by_the_worker(bench: SchedulerBench) -> None:
                 expect(its_own, f"{worker.id} is at {worker.host}, and meets at {address.geturl()}")
                 expect(bool(address.port), f"{worker.id} names no port: {address.geturl()}")
             expect(given[0].port != given[1].port, f"{worker.id} gives port {given[0].port} to two groups of ranks")
+            here = [await _rendezvous(worker, True) for _ in range(2)]
+            expect(here[0] != here[1], f"{worker.id} gives {here[0].geturl()} to two groups of ranks on its host")
         asked = workers[0].call("rendezvous", _ELSEWHERE, timeout_s=CALL_S)
         await bench.raised(ArealError, asked, "a rendezvous at another machine's address")
 
@@ -154,8 +201,8 @@ async def meets(bench: SchedulerBench) -> None:
         expect(met == ["0,1,2,3"] * 4, f"at {address} the ranks met {met}")
 
 
-async def _rendezvous(worker: Worker) -> SplitResult:
-    answer = await worker.call("rendezvous", worker.host, timeout_s=CALL_S)
+async def _rendezvous(worker: Worker, *on_one_host: bool) -> SplitResult:
+    answer = await worker.call("rendezvous", worker.host, *on_one_host, timeout_s=CALL_S)
     expect(isinstance(answer, str), f"{worker.id} meets at {answer!r}, which is no address")
     return urlsplit(str(answer))
 

@@ -1,6 +1,6 @@
 """What the conformance suite must know of the scheduler of one machine: its options, and how their effects are seen.
 
-Knows: where workers listen, what they tell, and what becomes of a run that does not move.
+Knows: where workers listen, whom they answer, and what becomes of a run that does not move.
 Does not know: any check.
 """
 
@@ -8,46 +8,80 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
+
+import msgspec
+import zmq
 
 from areal_conformance.adapter import Adapter, Bounds, Variant
 from areal_conformance.benches.process import listening
-from areal_conformance.benches.scheduler import CALL_S, PROBE_FILE, SPEC, asking
+from areal_conformance.benches.scheduler import CALL_S, PROBE_FILES, SPEC, asking
 from areal_conformance.outcome import Inconclusive
 from areal_conformance.probes.engine import NAME
 from areal_core.contract.errors import ArealError, WorkerTimeout
 from areal_core.contract.scheduler import Job, Scheduler, Worker
 from areal_core.contract.train import RankContext, TrainSpec
+from areal_local.scheduler.channel import KeyPair, connected
+from areal_local.scheduler.local_scheduler import LocalScheduler
+from areal_local.scheduler.stalls import CONTROLLER_LOG
+from areal_worker.codec import encode
 
 _BOUND_S, _LOOKS = 1.5, 40
 """Without an answer for so long a run does not move; looks at what polls raise, in twice as long."""
+_SHORT_S = 0.6
+"""Such a bound where one worker alone is looked at."""
+_LOOK_S = 0.05
 _LATE_S = 1.0
 _HELD_S = 3.2
 """For how long the trainer does not answer: no less than is looked, and no longer than close may take."""
+_STRANGER_MS = 300
 _NETWORK = (
+    "scheduler.calls.values",
     "scheduler.calls.owned",
     "scheduler.calls.late_reply",
     "scheduler.access.stranger",
     "scheduler.access.crowd",
+    "scheduler.access.collectives",
     "scheduler.silence.calls",
 )
 """What depends on how calls travel: over ports, where the options ask for a network."""
 
 
-async def _place(scheduler: Scheduler) -> tuple[Sequence[str], str]:
-    """Return the addresses a worker listens at, and the one its handle tells."""
+async def _place(scheduler: LocalScheduler) -> tuple[Sequence[str], str, Sequence[int]]:
+    """Return the addresses a worker listens at, the one its handle tells, and the ports that answer anybody's key."""
     (worker,) = await scheduler.submit(_job("rollout", "infer"))
     (status,) = scheduler.poll("rollout")
-    return sorted({address for address, _ in listening(status.pid)}), worker.host
+    places = listening(status.pid)
+    open_ports = [port for _, port in places if await asyncio.to_thread(_answers_strangers, scheduler, port)]
+    return sorted({address for address, _ in places}), worker.host, open_ports
 
 
-async def _what_polls_raise(scheduler: Scheduler) -> dict[str, str]:
-    """Let two workers answer nothing but the status; return what a poll of each raises in the end, "" for nothing."""
-    (actor,), (rollout,) = await asyncio.gather(
-        scheduler.submit(_job("actor", "train")), scheduler.submit(_job("rollout", "infer"))
+def _answers_strangers(scheduler: LocalScheduler, port: int) -> bool:
+    """Tell whether a worker answers who knows its public key and has a key of their own."""
+    (worker,) = scheduler.gangs["rollout"].workers
+    with zmq.Context() as context:
+        line = connected(context, KeyPair.generate(), worker.public_key, worker.client.host, port)
+        with line, contextlib.suppress(zmq.Again):
+            line.send_multipart([msgspec.msgpack.encode((0, 1, "status")), *encode(())], zmq.NOBLOCK)
+            return bool(line.poll(_STRANGER_MS))
+    return False
+
+
+async def _what_polls_raise(scheduler: LocalScheduler) -> Mapping[str, object]:
+    """Let two workers answer nothing but the status, and ask a third for nothing.
+
+    Return what a poll of each raises in the end, "" for nothing, whether that tells who waits for whom, and whether
+    every process has written where it stands.
+    """
+    (actor,), (rollout,), (idle,) = await asyncio.gather(
+        scheduler.submit(_job("actor", "train")),
+        scheduler.submit(_job("rollout", "infer")),
+        scheduler.submit(_job("critic", "train")),
     )
-    await _start_trainer(actor, _HELD_S)
+    for trainer in (actor, idle):
+        await _start_trainer(trainer, _HELD_S)
     await rollout.call("start", SPEC, timeout_s=CALL_S)
     if _raised(scheduler, "rollout"):
         raise Inconclusive(f"the machine needed {_BOUND_S:g} s from one start of a worker to the next")
@@ -56,17 +90,36 @@ async def _what_polls_raise(scheduler: Scheduler) -> dict[str, str]:
         asyncio.ensure_future(rollout.call("generate", asking("wait", gate="never"), timeout_s=CALL_S)),
     ]
     try:
+        gaps = _Gaps()
         for _ in range(_LOOKS):
             if _raised(scheduler, "rollout"):
                 break
             with contextlib.suppress(ArealError):  # as a run asks, whether it moves or not
                 await rollout.call("status", timeout_s=CALL_S)
             await asyncio.sleep(_BOUND_S / _LOOKS * 2)
-        return {role: _raised(scheduler, role) for role in ("actor", "rollout")}
+            gaps.look()
+        found: dict[str, object] = {role: _raised(scheduler, role) for role in ("actor", "rollout", "critic")}
+        if found["critic"] == "RolloutError" and gaps.longest_s > _BOUND_S / 2:
+            raise Inconclusive(f"the machine did not look for {gaps.longest_s:.1f} s: all of the run may be ended")
+        told = _text(scheduler, "rollout")
+        found["told"] = all(f"{part} (" in told for part in ("actor/0 was asked for 1 save_weights", "1 generate"))
+        found["stacks"] = bool(told) and await _stacks_are_written(Path(scheduler.config.log_dir))
+        return found
     finally:
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def _stacks_are_written(logs: Path) -> bool:
+    """Wait until workers and controller have written where they stand."""
+    names = ("actor-0.log", "rollout-0.log", "critic-0.log", CONTROLLER_LOG)
+    for _ in range(int(CALL_S / _LOOK_S)):
+        texts = [path.read_text(errors="replace") for path in map(logs.joinpath, names) if path.exists()]
+        if sum("most recent call first" in text for text in texts) == len(names):
+            return True
+        await asyncio.sleep(_LOOK_S)
+    return False
 
 
 async def _what_poll_raises_of_late(scheduler: Scheduler) -> str:
@@ -80,15 +133,39 @@ async def _what_poll_raises_of_late(scheduler: Scheduler) -> str:
 
 
 async def _what_poll_raises_of_loading(scheduler: Scheduler) -> dict[str, str]:
-    """Let a trainer load for longer than the bound, and then answer nothing; return what its poll raises, each time."""
+    """Let a trainer load for longer than the bound, answer for as long, and then answer nothing.
+
+    Return what its poll raises, each time.
+    """
     (actor,) = await scheduler.submit(_job("actor", "train"))
-    await _start_trainer(actor, _HELD_S, loads_s=2 * _BOUND_S)
+    await _start_trainer(actor, _HELD_S, loads_s=2 * _SHORT_S)
     loading = _raised(scheduler, "actor")
+    gaps = _Gaps()
+    while gaps.all_s < 2 * _SHORT_S:
+        await actor.call("set_version", 1, timeout_s=CALL_S)
+        await asyncio.sleep(_SHORT_S / _LOOKS)
+        gaps.look()
+    answering = _raised(scheduler, "actor")
+    if answering and gaps.longest_s > _SHORT_S / 2:
+        raise Inconclusive(f"the machine needed {gaps.longest_s:.1f} s from one call to the next")
     call = asyncio.ensure_future(actor.call("save_weights", "none", timeout_s=CALL_S))
-    await asyncio.wait({call}, timeout=2 * _BOUND_S)
+    await asyncio.wait({call}, timeout=2 * _SHORT_S)
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
-    return {"loading": loading, "saving": _raised(scheduler, "actor")}
+    return {"loading": loading, "answering": answering, "saving": _raised(scheduler, "actor")}
+
+
+class _Gaps:
+    """The time from one look to the next, on a machine that may have something else to do."""
+
+    def __init__(self) -> None:
+        self._began = self._last = asyncio.get_running_loop().time()
+        self.longest_s = self.all_s = 0.0
+
+    def look(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self.longest_s, self.all_s = max(self.longest_s, now - self._last), now - self._began
+        self._last = now
 
 
 async def _start_trainer(worker: Worker, held_s: float, loads_s: float = 0.0) -> None:
@@ -98,17 +175,26 @@ async def _start_trainer(worker: Worker, held_s: float, loads_s: float = 0.0) ->
 
 
 def _raised(scheduler: Scheduler, role: str) -> str:
+    return type(error).__name__ if (error := _error(scheduler, role)) else ""
+
+
+def _text(scheduler: Scheduler, role: str) -> str:
+    return error.why if (error := _error(scheduler, role)) else ""
+
+
+def _error(scheduler: Scheduler, role: str) -> ArealError | None:
     try:
         scheduler.poll(role)
     except ArealError as error:
-        return type(error).__name__
-    return ""
+        return error
+    return None
 
 
 def _job(role: str, engine_role: str) -> Job:
-    return Job(role=role, num_workers=1, engine_role=engine_role, backend=NAME, imports=(PROBE_FILE,))
+    return Job(role=role, num_workers=1, engine_role=engine_role, backend=NAME, imports=PROBE_FILES)
 
 
+_TOLD = {"told": True, "stacks": True}
 _EVERYWHERE = (str(IPv4Address(0)), str(IPv6Address(0)))
 _BY_CHECKS = "checks set it themselves, and look that it is obeyed"
 
@@ -117,28 +203,33 @@ LOCAL = Adapter(
         "network": Variant(
             options={"listen_on_all": True, "host": "127.0.0.2"},
             shows=_place,
-            gives=([_EVERYWHERE[0]], "127.0.0.2"),
+            gives=([_EVERYWHERE[0]], "127.0.0.2", []),
             checks=_NETWORK,
         ),
         "restarted": Variant(
             options={"progress_timeout_s": _BOUND_S},
             shows=_what_polls_raise,
-            gives={"actor": "WorkerTimeout", "rollout": "WorkerTimeout"},
+            gives={**dict.fromkeys(("actor", "rollout", "critic"), "WorkerTimeout"), **_TOLD},
             again=False,
         ),
         "loading": Variant(
-            options={"progress_timeout_s": _BOUND_S},
+            options={"progress_timeout_s": _SHORT_S},
             shows=_what_poll_raises_of_loading,
-            gives={"loading": "", "saving": "WorkerTimeout"},
+            gives={"loading": "", "answering": "", "saving": "WorkerTimeout"},
             again=False,
         ),
         "ended": Variant(
             options={"progress_timeout_s": _BOUND_S, "stalled": "end"},
             shows=_what_polls_raise,
-            gives={"actor": "RolloutError", "rollout": "RolloutError"},
+            gives={"actor": "RolloutError", "rollout": "RolloutError", "critic": "", **_TOLD},
             again=False,
         ),
-        "late": Variant(options={"stalled": "end"}, shows=_what_poll_raises_of_late, gives="", again=False),
+        "late": Variant(  # and 0 is never, not at once
+            options={"stalled": "end", "progress_timeout_s": 0.0},
+            shows=_what_poll_raises_of_late,
+            gives="",
+            again=False,
+        ),
     },
     bounds={
         "host": Bounds(takes=("127.0.0.1", "192.0.2.1", "::1"), refuses=(*_EVERYWHERE, "somewhere", "")),

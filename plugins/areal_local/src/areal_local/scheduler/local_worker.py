@@ -65,7 +65,7 @@ class LocalWorker(Generic[C]):
         self.process = process
         self._role = role
         self._rank = rank
-        self._public_key = public_key
+        self.public_key = public_key
         self._host, self._at = host, at
         self._state = WorkerState.STARTING
         self._tail: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ class LocalWorker(Generic[C]):
         ready = ready_from(line)
         if ready.error:
             raise ResourceError(f"worker {self.id} cannot serve this run", why=ready.error)
-        key, at = self._public_key, self._at
+        key, at = self.public_key, self._at
         self._client = self._make_client(self.id, self._host, connected(context, keys, key, at, ready.rpc_port))
         self._pulse = Pulse(connected(context, keys, key, at, ready.heartbeat_port), max_gap_s=max_gap_s)
         while not await self._pulse.heard(within_s=_LOOK_S):
