@@ -21,7 +21,7 @@ from areal_core.contract.weights import WeightSource
 from areal_core.plugins.claims import unsupported
 from areal_proof.leavings import leave
 from areal_proof.mutants import mutant
-from areal_proof.mutants.rows import Original, after, before, breaking, catches, gives, on, row, then
+from areal_proof.mutants.rows import Original, after, before, breaking, catches, given, gives, on, row, then
 from areal_reference.infer.engine import ReferenceInferenceEngine
 
 breaks = breaking("infer/reference", ReferenceInferenceEngine)
@@ -35,6 +35,16 @@ async def LeavesBiasesAtZero(original: Original, self: ReferenceInferenceEngine)
         if name.endswith("bias"):
             parameter.data.zero_()
     return info
+
+
+@breaks("pause", "infer.close.crossing", row="dead-peer")
+async def CloseStrandsWhoPauses(original: Original, self: ReferenceInferenceEngine) -> None:
+    """Lets a pause that crosses a close wait for ever."""
+    try:
+        await original()
+    finally:
+        if self.closed:
+            await asyncio.Event().wait()
 
 
 @breaks("generate", "infer.close.callers", row="dead-peer")
@@ -106,6 +116,8 @@ ROWS = breaks.rows(
     row("TellsTheModelsContext", "Reports the context the model could have, not the one it was started with.",
         "infer.start.info",
         start=gives(context_length=lambda self: self.running.loaded.model.config.max_position_embeddings)),
+    row("TakesTheContextItHas", "Takes a context that is longer than the model's for the model's.",
+        "infer.start.context", start=given(context_length=lambda spec: min(spec.context_length, 8192))),
     row("CountsTiedTwice", "Counts a tied head as parameters of its own.", "infer.start.info",
         start=gives(num_parameters=lambda self: sum((parameter.numel() for _,
             parameter in self.running.loaded.model.named_parameters(remove_duplicate=False))))),

@@ -7,6 +7,7 @@ Does not know: updates and pauses.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from areal_core.contract.inference import (
     FLEET_METRICS,
     KV_USED_SHARE,
     NUM_PREEMPTED,
+    PREFIX_HIT_SHARE,
     Generation,
     GenerationRequest,
     VersionSpan,
@@ -215,6 +217,16 @@ ROWS = breaks.rows(
         "Tells how many requests lack their cache at the moment, where all since the start are asked for.",
         "infer.status.metrics",
         status=gives(metrics=lambda result: {**result.metrics, NUM_PREEMPTED: float(result.num_running)})),
+    row("MissesAreHits", "Tells the share of prompt tokens that was not found for the share that was.",
+        "infer.start.info",
+        status=gives(metrics=lambda result: {**result.metrics,
+            PREFIX_HIT_SHARE: 1 - result.metrics[PREFIX_HIT_SHARE]})),
+    row("QueuesTakeNoTime", "Says that nobody waited for a place.", "infer.output.timings",
+        generate=gives(timings=lambda result: attrs.evolve(result.timings, queued_s=0.0))),
+    row("TheLastIsTheFirst", "Says of the last token when the first one came.", "infer.output.timings",
+        generate=gives(timings=lambda result: attrs.evolve(result.timings, first_token_s=result.timings.total_s))),
+    row("RestIsBusy", "Counts the time in which nothing is asked for as busy.", "infer.status.counts",
+        status=gives(busy_s=lambda: time.monotonic())),
     row("CrossesRowsInACrowd", "Exchanges the log-probs of two requests once more than 64 run together.",
         "infer.concurrent.crowd",
         start=then(lambda self: setattr(self.running.loop.rows, "__class__", _CrossedRows))),

@@ -79,6 +79,30 @@ def StopStringForgetsPriorTokens(self: _Reads) -> Any:
     return mine[:-1], mine
 
 
+@breaks_own_slots("completes_stop", "infer.sampling.stop_strings_control")
+def LeavesControlTokensOut(original: Original, self: _Reads) -> Any:
+    """Looks for stop strings in the text that people see, without control tokens."""
+    whole = self.tokenizer
+    self.tokenizer = _Shown(whole)
+    try:
+        return original()
+    finally:
+        self.tokenizer = whole
+
+
+class _Shown:
+    """Decodes without control tokens. Any: a tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def decode(self, token_ids: Any, **_options: Any) -> str:
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+
 ROWS = breaks.rows(
     row("BudgetBeforeEnd", "Says `length` wherever the budget is used up, also where the last token is an end.",
         "infer.sampling.end_at_budget", "infer.sampling.stop_tokens",

@@ -6,6 +6,8 @@ Does not know: how it is caught.
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,11 @@ import attrs
 import torch
 from torch import Tensor
 
-from areal_core.contract.errors import ArealError, GenerationFailed
+from areal_core.contract.errors import ArealError, BatchError, GenerationFailed, ModelError
 from areal_core.contract.inference import Generation, GenerationRequest
 from areal_core.contract.weights import WeightManifest
 from areal_proof.mutants.rows import Original, after, before, breaking, catches, gives, put, row, then, within
-from areal_proof.second.infer.adapters import Adapter
+from areal_proof.second.infer.adapters import Adapter, read_adapter
 from areal_proof.second.infer.engine import SecondInferenceEngine
 from areal_proof.second.infer.forward import Delta
 from areal_proof.second.infer.requests import Slot
@@ -71,6 +73,16 @@ async def SleepsWhileServing(original: Original, self: SecondInferenceEngine) ->
     self.paused = True
     self.turn.clear()
     await original()
+
+
+@breaks("commit_weights", "infer.sleep.transfer", slept_beside=False,
+        sleep=before(lambda self: setattr(self, "slept_beside", self._receiving is not None)))  # fmt: skip
+async def SleepTearsTransfers(original: Original, self: Any, version: int) -> None:
+    """Falls asleep beside a transfer, and commits whatever has arrived of it by then, the rest as it was."""
+    if not self.slept_beside:
+        await original()
+        return
+    self.weights, self.version, self.slept_beside = self.require().weights, version, False
 
 
 @breaks("sleep", "infer.sleep.frozen_requests", row="sleep-is-real")
@@ -232,6 +244,16 @@ ROWS = breaks.rows(
 )  # fmt: skip
 
 
+def _plainly(self: Any, name: str, path: Path, version: int) -> None:  # Any: an engine
+    """Load an adapter of which nothing is read but rank and alpha."""
+    plain = path.with_name(f"{path.name}-plain")
+    shutil.copytree(path, plain, dirs_exist_ok=True)
+    said = json.loads((path / "adapter_config.json").read_text())
+    kept = {word: said[word] for word in ("r", "lora_alpha", "target_modules")}
+    (plain / "adapter_config.json").write_text(json.dumps(kept))
+    self.adapters[name] = read_adapter(plain, version, self.require().needs)
+
+
 class _Rewrites(SecondInferenceEngine):
     """Changes what was loaded; base of the mutants below."""
 
@@ -268,6 +290,18 @@ ADAPTERS_ROWS = breaks.rows(
         "infer.adapters.after_update",
         next_logits=within(lambda self, slot: put(self,
             weights=self.require().weights if slot.request.adapter else self.weights))),
+    row("GoesOnWithTheNewer", "Goes on with the newer version of an adapter, under the stamp of the one it began with.",
+        "infer.adapters.in_flight",
+        deltas_for=after(lambda result, self, slot: result if slot.adapter is None
+            else self.adapters.get(slot.request.adapter, slot.adapter).deltas)),
+    row("EveryAdapterIsPlain", "Takes adapters of other kinds as if they were plain: alpha / r, B A and no more.",
+        "infer.adapters.scaled", "infer.adapters.unfit",
+        load_adapter=catches(ModelError, lambda self, name, path, version: _plainly(self, name, path, version))),
+    row("ScoresTheOldWeights", "Scores with the folder's weights while it has none.", "infer.sleep.scores",
+        score=within(lambda self: put(self,
+            weights=self.require().weights if self.weights is None else self.weights))),
+    row("ScoresWhateverItIsAsked", "Answers a question that cannot be scored with zeros.", "infer.scoring.unfit",
+        score=catches(BatchError, lambda input_ids: [0.0] * len(input_ids))),
     row("StampsTheBase", "Stamps tokens of an adapter with the version of the base weights.", "infer.adapters.applied",
         stamp=lambda self: self.version),
     row("LastAdapterIsTheBase", "Computes requests without an adapter with the one loaded last.",

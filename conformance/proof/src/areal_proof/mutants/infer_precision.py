@@ -1,4 +1,4 @@
-"""Generators that keep in half what must be float32.
+"""Generators that keep in half what must be float32, or exact.
 
 Knows: which numbers each rounds.
 Does not know: the checks beyond their names.
@@ -27,6 +27,13 @@ def _narrow_cache(model: Any) -> None:
             module.register_forward_hook(lambda _module, _inputs, output: output.half().to(output.dtype))
 
 
+def _round_places(model: Any) -> None:
+    """Let tokens stand where the dtype of the run can tell, from the second table of angles on."""
+    model.model.rotary_emb.register_forward_pre_hook(
+        lambda _module, given: (given[0], given[1].to(given[0].dtype).float(), *given[2:])
+    )
+
+
 ROWS = breaks.rows(
     row("BehaviourKeptInHalf", "Keeps the log-probs of tokens in float16 until they are returned.",
         "infer.precision.logprobs", generate=gives(logprobs=lambda result: _half(result.logprobs))),
@@ -34,4 +41,6 @@ ROWS = breaks.rows(
         score=after(lambda result: _half(result))),
     row("CacheInHalf", "Caches keys and values in float16 in a float32 run.", "infer.precision.length",
         start=then(lambda self: _narrow_cache(self.running.loaded.model))),
+    row("PlacesInTheDtypeOfTheRun", "Counts places in the dtype of the run: far on, neighbours stand in one.",
+        "infer.precision.places", start=then(lambda self: _round_places(self.running.loaded.model))),
 )  # fmt: skip

@@ -10,7 +10,7 @@ import asyncio
 import time
 from typing import Any
 
-from areal_core.contract.inference import GenerationRequest
+from areal_core.contract.inference import GenerationRequest, PauseMode
 from areal_proof.mutants.infer_sampling import asked
 from areal_proof.mutants.rows import Original, breaking, given, row, then
 from areal_reference.infer.engine import ReferenceInferenceEngine
@@ -62,6 +62,13 @@ ROWS = breaks.rows(
     row("NamesAreSums", "Draws a request without a seed from the sum of the letters of its id.", "infer.apart.members",
         generate=lambda original, request: original(asked(request, seed=sum(map(ord, request.request_id)))
             if request.sampling.seed is None else request)),
+    row("VersionsAreSeeds", "Draws seeded requests apart under each version, also of the same bytes.",
+        "infer.same.after_updates",
+        generate=lambda original, self, request: original(shifted(request, self.running.stage.version))),
+    row("AbortsShiftTheNext", "Draws what comes after a pause that cut requests short with another stream.",
+        "infer.same.after_abort", aborts=0, pause=then(lambda self, mode: setattr(self, "aborts",
+            self.aborts + (mode is PauseMode.ABORT))),
+        generate=lambda original, self, request: original(shifted(request, self.aborts))),
     row("ReplicasDrawApartToo", "Draws seeded requests apart on each replica, as if they had no seed.",
         "infer.same.over_replicas", start=then(lambda self, spec: setattr(self, "number", spec.replica)), number=0,
         generate=lambda original, self, request: original(shifted(request, self.number))),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from areal_core.contract.inference import GenerationRequest, SamplingParams
-from areal_proof.mutants.rows import Original, after, breaking, row, then, without
+from areal_proof.mutants.rows import Original, after, breaking, given, row, then, without
 from areal_proof.second.infer.engine import SecondInferenceEngine
 from areal_proof.second.infer.requests import Slot
 from areal_proof.second.infer.sampling import distribution, draw, min_p, penalised, top_k, top_p, uniform
@@ -79,6 +79,13 @@ def DrawsAreSquared(original: Original, self: SecondInferenceEngine, slot: Slot,
         return original()
     order, number = logprobs.argsort(descending=True), self.number(slot)
     return int(order[draw(logprobs[order], number * number if slot.index % 2 else number)])
+
+
+def _within(sampling: SamplingParams, most: float) -> SamplingParams:
+    """Return numbers that are nowhere beyond their range, and penalties of so much at most."""
+    ranges = {"temperature": (0.0, 1e6), "top_p": (1e-6, 1.0), "min_p": (0.0, 1.0), "repetition_penalty": (0.01, 2.0)}
+    ranges |= {"frequency_penalty": (-most, most), "presence_penalty": (-most, most)}
+    return attrs.evolve(sampling, **{n: min(max(getattr(sampling, n), a), b) for n, (a, b) in ranges.items()})
 
 
 ROWS = breaks.rows(
@@ -248,4 +255,8 @@ PENALTIES_ROWS = breaks.rows(
         penalised=lambda slot, logits: lowered(slot, logits,
             frequency_penalty=max(0.0, slot.request.sampling.frequency_penalty),
             presence_penalty=max(0.0, slot.request.sampling.presence_penalty))),
+    row("TakesTheNearest", "Takes the nearest number within its range for one that is beyond.", "infer.range.beyond",
+        generate=given(sampling=lambda request: _within(request.sampling, 2.0))),
+    row("EndsOfAnotherRange", "Takes penalties beyond 1.5 for 1.5.", "infer.range.ends",
+        generate=given(sampling=lambda request: _within(request.sampling, 1.5))),
 )  # fmt: skip

@@ -6,13 +6,15 @@ Does not know: the checks beyond their names.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from areal_core.contract.inference import InferenceSpec
-from areal_proof.mutants.rows import before, breaking, given, row, then
+from areal_proof.mutants.rows import before, breaking, given, put, row, then, within
 from areal_proof.mutants.zoo_parts import (
     reads,
     says,
@@ -23,6 +25,7 @@ from areal_proof.mutants.zoo_parts import (
     without_head_bias,
     without_window,
 )
+from areal_reference.infer import attention, loading
 from areal_reference.infer.engine import ReferenceInferenceEngine
 
 breaks = breaking("infer/reference", ReferenceInferenceEngine)
@@ -32,6 +35,14 @@ def _look(self: Any, spec: InferenceSpec) -> None:
     """Remember whether the folder recommends how to sample."""
     file = Path(spec.model_path, "generation_config.json")
     self.recommends = file.is_file() and "top_k" in file.read_text()
+
+
+@contextmanager
+def _unprobed() -> Iterator[None]:
+    """Take any attention for plain, and do not compare it with the model's own."""
+    ignored = attention.IGNORED_ARGUMENTS | {"s_aux"}
+    with put(attention, IGNORED_ARGUMENTS=ignored), put(loading, _agrees_with_eager=lambda *_: True):
+        yield
 
 
 ROWS = breaks.rows(
@@ -65,4 +76,6 @@ ROWS = breaks.rows(
         start=reads(says(activation_function="gelu"))),
     row("ServesWithoutCaps", "Computes a model of soft caps without them.", "infer.zoo.gemma2",
         start=takes_anything(without_caps)),
+    row("ServesWithoutSinks", "Attends as most models do, whatever else a model hands to its attention.",
+        "infer.zoo.gpt_oss", start=within(lambda: _unprobed())),
 )  # fmt: skip

@@ -1,17 +1,21 @@
-"""Budgets of precision of an inference engine: log-probs are float32, and cached keys and values what the run says.
+"""Budgets of precision of an inference engine: log-probs are float32, and cached keys and values what the run says,
+places of tokens exact.
 
-Knows: `probes.precision`, long outputs beside the float32 truth.
+Knows: `probes.precision`, long outputs beside the float32 truth, prompts whose answer is a matter of places alone.
 Does not know: the values of log-probs one by one, which other checks compare.
 """
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import torch
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
+from areal_conformance.oracles.infer_judging import well_formed
+from areal_conformance.oracles.places import SHAPE, TOKENS, looking_back
 from areal_conformance.outcome import expect
 from areal_conformance.probes.precision import GROWTH, fine
 
@@ -20,6 +24,10 @@ MEAN = 2e-5
 """Budget of log-probs in a float32 run: their mean error. float32 leaves 1e-6, keys and values kept in half 1e-4."""
 PROMPT = tuple(2 + (11 * place) % 61 for place in range(24))
 LENGTH = 96
+FAR = (60, 290, 701, 1230, 2190)
+"""Lengths of prompts: bfloat16 tells neighbours apart up to 256, float16 up to 2,048."""
+UNSURE = -0.3
+"""Log-prob of the one right token below which others were looked at as well."""
 
 
 @check("infer.precision.logprobs", level=Level.SINGLE, law=1, spec=SPEC)
@@ -63,3 +71,20 @@ async def scores(bench: InferBench) -> None:
             scorer: Any = engine  # Any: an optional protocol
             given = list(await scorer.score(ids, 1.0))
         fine(f"scores of a run in {dtype}", torch.tensor(given[1:], dtype=torch.float32))
+
+
+@check("infer.precision.places", level=Level.SINGLE, law=1, spec=SPEC)
+async def places(bench: InferBench) -> None:
+    """Far from the beginning neighbours are told apart as near it, in a run of every dtype: their places are exact."""
+    draw = random.Random(19)
+    folder = looking_back(bench.model(**SHAPE), bench.folder / "model")
+    asked = bench.asks([[draw.randrange(2, TOKENS) for _ in range(length)] for length in FAR], max_new_tokens=4)
+    for dtype in bench.target.adapter.dtypes:
+        async with bench.engine(model=folder, dtype=dtype, fresh=True) as engine:
+            results = await bench.together(engine, asked)
+        for request, result in zip(asked, results, strict=True):
+            well_formed(result, request)
+            due = (*request.input_ids[-2:], *request.input_ids[-2:])
+            told = f"in {dtype}, after {len(request.input_ids)} tokens, the token before the last is the next one"
+            expect(result.output_ids == due, f"{told}: {due} were expected, {result.output_ids} came")
+            expect(min(result.logprobs) > UNSURE, f"{told}: its log-probs are {result.logprobs}")

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
+from functools import partial
 
 from areal_conformance.benches.infer import LONG, InferBench
 from areal_conformance.check import Level, check
+from areal_conformance.checks.infer.timings import CLOCKS_S
 from areal_conformance.oracles.infer_judging import expect_policies, prompts
 from areal_conformance.outcome import expect
-from areal_core.contract.inference import FLEET_METRICS, KV_USED_SHARE, NUM_PREEMPTED, PREFIX_HIT_SHARE
+from areal_core.contract.inference import (
+    FLEET_METRICS,
+    KV_USED_SHARE,
+    NUM_PREEMPTED,
+    PREFIX_HIT_SHARE,
+    InferenceEngine,
+)
 
 
 @check("infer.concurrent.alone", level=Level.SINGLE, law=1, spec="infer#generate")
@@ -112,7 +121,7 @@ async def same_name(bench: InferBench) -> None:
 
 @check("infer.status.counts", level=Level.SINGLE, law=0, spec="infer#status")
 async def counts(bench: InferBench) -> None:
-    """`status` counts tokens, running and waiting requests as they are, and its busy time only grows."""
+    """`status` counts tokens, running and waiting requests as they are; its busy time grows with work alone."""
     async with bench.engine(max_concurrent=2) as engine:
         before = await engine.status()
         calls = [bench.call(engine.generate(bench.ask(5, n, max_new_tokens=4000))) for n in (3, 4, 5, 6, 7)]
@@ -122,13 +131,24 @@ async def counts(bench: InferBench) -> None:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
         await bench.until_shown(engine, 0, 0, "after every request was cancelled")
-        start = await engine.status()
+        await bench.until(partial(_rests, bench, engine), "busy_s to stand still at rest", seconds=1.0)
+        await bench.turns(800)  # a rest that is not to be found in the time of what comes next
+        began, start = time.monotonic(), await engine.status()
         results = await bench.together(engine, [bench.ask(5, n, max_new_tokens=9) for n in (3, 4, 5, 6)])
-        end = await engine.status()
+        end, took = await engine.status(), time.monotonic() - began
     made, counted = sum(len(result.output_ids) for result in results), end.tokens_generated - start.tokens_generated
     expect(made == counted, f"{made} tokens came out of 4 requests, tokens_generated grew by {counted}")
     busy = [status.busy_s for status in (before, start, end)]
     expect(busy == sorted(busy) and 0 <= busy[0] < busy[2], f"busy_s must grow with work, got {busy}")
+    grown = busy[2] - busy[1]
+    expect(grown <= took + CLOCKS_S, f"4 requests took {took:.4f} s after a rest, busy_s grew by {grown:.4f}")
+
+
+async def _rests(bench: InferBench, engine: InferenceEngine) -> bool:
+    """Tell whether no time is counted as busy over some turns of the event loop."""
+    before = (await engine.status()).busy_s
+    await bench.turns(20)
+    return (await engine.status()).busy_s == before
 
 
 @check("infer.status.metrics", level=Level.SINGLE, law=0, spec="infer#metrics", since=(1, 2))

@@ -10,20 +10,21 @@ import asyncio
 import contextlib
 import gc
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 from safetensors.torch import load_file, save_file
 
-from areal_conformance.benches.infer import LONG, InferBench
+from areal_conformance.benches.infer import LONG, ROOM, InferBench
 from areal_conformance.benches.process import listening, pooled_threads
 from areal_conformance.check import Level, check
 from areal_conformance.oracles.infer_judging import expect_answered, expect_survivors, prompts, raises, telling
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError, GenerationFailed, ModelError
-from areal_core.contract.inference import InferenceEngine, PauseMode
+from areal_core.contract.inference import PREFIX_HIT_SHARE, InferenceEngine, PauseMode
 from areal_core.contract.weights import WeightSource
 
 
@@ -45,6 +46,9 @@ async def info(bench: InferBench) -> None:
         status = await engine.status()
         seen = (status.version, status.num_running, status.num_waiting, status.paused, status.tokens_generated)
         expect(seen == (0, 0, 0, False, 0), f"a started engine rests as version 0, got {status}")
+        await bench.generate(engine, bench.ask(5, 9, 7, 30, 12))
+        hits = (await engine.status()).metrics.get(PREFIX_HIT_SHARE, 0.0)
+        expect(hits == 0, f"one prompt was asked for since the start: {PREFIX_HIT_SHARE} must be 0, got {hits}")
         await engine.close()
 
 
@@ -90,6 +94,15 @@ async def unfit_folder(bench: InferBench) -> None:
         await engine.close()
 
 
+@check("infer.start.context", level=Level.SINGLE, law=8, spec="infer#start")
+async def context(bench: InferBench) -> None:
+    """A context longer than the positions a model has is refused at the start: it knows nothing of what lies beyond."""
+    engine = bench.new()
+    spec = bench.spec(context_length=ROOM + 1)
+    await raises(ArealError, partial(engine.start, spec), f"a context of {ROOM + 1} tokens, of {ROOM} positions,")
+    await engine.close()
+
+
 @check("infer.start.first", level=Level.SINGLE, law=5, spec="infer#start")
 async def first(bench: InferBench) -> None:
     """Every call before `start` is refused with a typed error; `start` still works after."""
@@ -106,6 +119,9 @@ def controls(engine: InferenceEngine, source: WeightSource) -> dict[str, Callabl
     """Return calls that an engine which does not run refuses."""
     return {
         "pause": lambda: engine.pause(PauseMode.KEEP),
+        "resume": engine.resume,
+        "status": engine.status,
+        "abort_weights": engine.abort_weights,
         "receive_weights": lambda: engine.receive_weights(source, 1),
         "commit_weights": lambda: engine.commit_weights(1),
     }
@@ -175,6 +191,24 @@ async def callers(bench: InferBench) -> None:
             told = f"call {number} of 6 ({'paused' if paused else 'running'}, max_concurrent 2) waited when close came"
             failed = isinstance(outcome, GenerationFailed)
             expect(failed, f"{told}: it must get GenerationFailed, got {outcome!r:.200}")
+
+
+@check("infer.close.crossing", level=Level.SINGLE, law=9, spec="infer#close")
+async def crossing(bench: InferBench) -> None:
+    """Calls that cross `close`, made before it or after it in one turn, come to an end: an answer, or an error."""
+    for first in (False, True):
+        engine = bench.new()
+        await engine.start(bench.spec())
+        running = bench.call(engine.generate(bench.ask(5, 9, name="running", max_new_tokens=LONG)))
+        await bench.until_generated(engine, 3)
+        made: list[Coroutine[Any, Any, object]] = [engine.pause(bench.resting), engine.resume(), engine.status()]
+        made += [engine.abort_weights(), engine.commit_weights(0), engine.generate(bench.ask(6, max_new_tokens=LONG))]
+        made.insert(0 if first else len(made), engine.close())
+        calls: list[asyncio.Task[Any]] = [running, *map(bench.call, made)]
+        outcomes = await bench.ended(calls, f"calls made {'after' if first else 'before'} close in one turn to end")
+        for number, outcome in enumerate(outcomes):
+            gone = isinstance(outcome, asyncio.CancelledError)
+            expect(not gone, f"call {number} of those that cross close was cancelled: nobody had cancelled it")
 
 
 @check("infer.close.after", level=Level.SINGLE, law=10, spec="infer#close")

@@ -6,6 +6,7 @@ Does not know: how an engine applies them.
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,13 @@ def _make(
     return _Made(path=path, merged=FolderWeights(merged, dict(base.tied)))
 
 
+def _said(made: _Made, **entries: Any) -> _Made:  # Any: json
+    """Let the folder's adapter_config.json say something else."""
+    file = made.path / "adapter_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
+    return made
+
+
 def _ask(
     bench: InferBench, adapter: str = "", *, name: str = "r", heat: float = 0.0, count: int = 16
 ) -> GenerationRequest:
@@ -79,6 +87,29 @@ async def applied(bench: InferBench) -> None:
             for heat in (0.0, 1.0):
                 request = _ask(bench, f"a{number}", heat=heat)
                 _expect_of(bench, await engine.generate(request), request, made, 5 + number)
+
+
+SCALED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "rank-stabilised": ({"alpha": 8.0}, {"lora_alpha": 4.0, "use_rslora": True}),
+    "with an alpha of their own": ({"alpha": 3.0}, {"lora_alpha": 16.0, "alpha_pattern": {"v_proj": 3.0}}),
+    "with a rank of their own": ({"alpha": 16.0}, {"r": 8, "rank_pattern": {"v_proj": 4}}),
+}
+"""Layers by what is special about their scale -> what amounts to it, and how adapter_config.json says it, at rank 4."""
+
+
+@check("infer.adapters.scaled", level=Level.SINGLE, law=8, spec="infer#adapters", requires=ADAPTERS)
+async def scaled(bench: InferBench) -> None:
+    """A scale that adapter_config.json says in another way than alpha / r is the one computed with, or is refused."""
+    async with bench.engine(*ADAPTERS, fresh=True) as engine:
+        server: Any = engine
+        for version, (told, (amounts, says)) in enumerate(SCALED.items(), start=1):
+            made = _said(_make(bench, f"v{version}", seed=version, targets=("v_proj",), **amounts), **says)
+            try:
+                await server.load_adapter("a", made.path, version)
+            except ArealError as error:
+                bench.notes.append(f"an adapter of layers {told} is refused: {error}")
+                continue
+            _expect_of(bench, await engine.generate(_ask(bench, "a")), _ask(bench, "a"), made, version)
 
 
 @check("infer.adapters.base", level=Level.SINGLE, law=1, spec="infer#adapters", requires=ADAPTERS)
@@ -195,6 +226,11 @@ def _unfit_folders(bench: InferBench) -> dict[str, Path]:
         "an adapter of a layer the model lacks": _make(bench, "foreign", seed=2).path,
         "an adapter of another width": _make(bench, "wide", seed=2).path,
         "an A without its B": _make(bench, "half", seed=2).path,
+        "an adapter with a tensor that is neither A nor B": _make(bench, "more", seed=2).path,
+        "an adapter of another rank than it says": _said(_make(bench, "rank", seed=2), r=8).path,
+        "an adapter of another kind": _said(_make(bench, "kind", seed=2), peft_type="LOHA").path,
+        "an adapter with biases of its own": _said(_make(bench, "biases", seed=2), bias="all").path,
+        "an adapter that sets the length of a weight, too": _said(_make(bench, "dora", seed=2), use_dora=True).path,
     }
     file = "adapter_model.safetensors"
     (bench.folder / "bare" / file).unlink()
@@ -203,6 +239,10 @@ def _unfit_folders(bench: InferBench) -> dict[str, Path]:
     save_file(foreign, bench.folder / "foreign" / file)
     wide = {name: tensor.repeat(1, 2) if "lora_A" in name else tensor for name, tensor in tensors.items()}
     save_file(wide, bench.folder / "wide" / file)
+    more = {
+        name.replace("B.weight", "B.bias"): tensor[:, 0].clone() for name, tensor in tensors.items() if "_B" in name
+    }
+    save_file({**tensors, **more}, bench.folder / "more" / file)
     half = {name: tensor for name, tensor in tensors.items() if "layers.1.self_attn.v_proj.lora_B" not in name}
     save_file(half, bench.folder / "half" / file)
     return wrong
@@ -213,24 +253,29 @@ async def in_flight(bench: InferBench) -> None:
     """A request that runs while its adapter is replaced or unloaded keeps true stamps, or fails with a typed error."""
     async with bench.engine(*ADAPTERS, fresh=True) as engine:
         server: Any = engine
-        first, second = _make(bench, "first", seed=1), _make(bench, "second", seed=2)
-        await server.load_adapter("a", first.path, 1)
+        made = {version: _make(bench, f"v{version}", seed=version) for version in (1, 2)}
         request = _ask(bench, "a", count=100)
-        calls = [bench.call(engine.generate(request))]
-        await bench.until_generated(engine, 3)
-        await server.load_adapter("a", second.path, 2)
-        calls.append(bench.call(engine.generate(request)))
-        await bench.until_generated(engine, 3)
-        await server.unload_adapter("a")
-        for ended in await bench.ended(calls, "requests whose adapter was replaced and unloaded to end"):
-            if isinstance(ended, BaseException):
-                expect(isinstance(ended, ArealError), f"raised {type(ended).__name__}: {ended}")
-                continue
-            well_formed(ended, request)
-            spans = ended.version_spans
-            expect({span.version for span in spans} <= {1, 2}, f"stamps must be of the adapter's versions, got {spans}")
-            if len(spans) == 1:
-                made = first if spans[0].version == 1 else second
-                expect_policy(bench, ended, request, weights=made.merged, told=f"stamped version {spans[0].version}")
+        for unloads in (False, True):
+            await server.load_adapter("a", made[1].path, 1)
+            calls = [bench.call(engine.generate(request))]
+            await bench.until_generated(engine, 3)
+            await server.load_adapter("a", made[2].path, 2)
+            calls.append(bench.call(engine.generate(request)))
+            if unloads:
+                await bench.until_generated(engine, 3)
+                await server.unload_adapter("a")
+            told = f"requests whose adapter was replaced{' and unloaded' if unloads else ''}"
+            for ended in await bench.ended(calls, f"{told} to end"):
+                if isinstance(ended, BaseException):
+                    expect(isinstance(ended, ArealError), f"raised {type(ended).__name__}: {ended}")
+                    continue
+                well_formed(ended, request)
+                spans = ended.version_spans
+                stamped = {span.version for span in spans}
+                expect(stamped <= {*made}, f"stamps must be of the adapter's versions, got {spans}")
+                if len(spans) == 1:
+                    truth = made[spans[0].version].merged
+                    expect_policy(bench, ended, request, weights=truth, told=f"{told}: one stamped {spans[0].version}")
+            await server.unload_adapter("a")
         request = _ask(bench)
         _expect_of(bench, await engine.generate(request), request, None)

@@ -7,25 +7,28 @@ Does not know: generation beyond what runs beside it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from areal_conformance.benches.infer import InferBench
+from areal_conformance.benches.infer import ROOM, InferBench
 from areal_conformance.check import Level, check
-from areal_conformance.oracles.infer_judging import LOGPROB_ATOL, expect_policies, prompts
+from areal_conformance.oracles.infer_judging import LOGPROB_ATOL, VOCABULARY, expect_policies, prompts, raises
 from areal_conformance.outcome import expect
+from areal_core.contract.errors import ArealError
 from areal_torch.testing.serving import FolderWeights
 
 SCORING = ("scoring",)
 TEMPERATURES = (1.0, 0.5, 2.0)
 
 
-def _expect_scores(
+def expect_scores(
     bench: InferBench,
     ids: Sequence[int],
     temperature: float,
     given: Sequence[float],
     weights: FolderWeights | None = None,
 ) -> None:
+    """Expect scores to be those of the policy, or of other weights."""
     told = f"score of {len(ids)} tokens at temperature {temperature:g}"
     expect(len(given) == len(ids), f"{told}: {len(given)} numbers for {len(ids)} tokens")
     expect(all(isinstance(value, float) for value in given), f"{told}: plain floats travel, got {type(given[0])}")
@@ -45,11 +48,12 @@ async def oracle(bench: InferBench) -> None:
     """score gives log p(token | everything before it) at the temperature asked for, and 0.0 for the first token."""
     async with bench.engine(*SCORING) as engine:
         scorer: Any = engine  # Any: an optional protocol
-        for number, ids in enumerate([*prompts(6, seed=11, longest=50), (7,), (7, 7), (1, 0, 2)]):
+        long = tuple(2 + (7 * place) % 61 for place in range(300))
+        for number, ids in enumerate([*prompts(6, seed=11, longest=50), (7,), (7, 7), (1, 0, 2), long]):
             temperature = TEMPERATURES[number % 3]
-            _expect_scores(bench, ids, temperature, await scorer.score(ids, temperature))
+            expect_scores(bench, ids, temperature, await scorer.score(ids, temperature))
         for temperature in TEMPERATURES:  # one after another on the same tokens: nothing may be kept between calls
-            _expect_scores(bench, (5, 9, 7, 30, 8), temperature, await scorer.score([5, 9, 7, 30, 8], temperature))
+            expect_scores(bench, (5, 9, 7, 30, 8), temperature, await scorer.score([5, 9, 7, 30, 8], temperature))
 
 
 @check("infer.scoring.generated", level=Level.SINGLE, law=1, spec="infer#scoring", requires=SCORING)
@@ -72,17 +76,17 @@ async def follows_updates(bench: InferBench) -> None:
     ids, other = (5, 9, 7, 30, 8, 41), FolderWeights.of(bench.model(seed=21))
     async with bench.engine(*SCORING) as engine:
         scorer: Any = engine
-        _expect_scores(bench, ids, 1.0, await scorer.score(ids, 1.0))
+        expect_scores(bench, ids, 1.0, await scorer.score(ids, 1.0))
         if bench.target.claimed("weights.staged"):
             version = await bench.serving(engine) + 1
             await engine.receive_weights(other.offer(version), version)
-            _expect_scores(bench, ids, 1.0, await scorer.score(ids, 1.0))
+            expect_scores(bench, ids, 1.0, await scorer.score(ids, 1.0))
             await engine.abort_weights()
-            _expect_scores(bench, ids, 1.0, await scorer.score(ids, 1.0))
+            expect_scores(bench, ids, 1.0, await scorer.score(ids, 1.0))
         await bench.update(engine, other)
-        _expect_scores(bench, ids, 1.0, await scorer.score(ids, 1.0), other)
+        expect_scores(bench, ids, 1.0, await scorer.score(ids, 1.0), other)
         await bench.update(engine, bench.weights())
-        _expect_scores(bench, ids, 1.0, await scorer.score(ids, 1.0))
+        expect_scores(bench, ids, 1.0, await scorer.score(ids, 1.0))
 
 
 @check("infer.scoring.beside_generation", level=Level.SINGLE, law=1, spec="infer#scoring", requires=SCORING)
@@ -99,5 +103,23 @@ async def beside_generation(bench: InferBench) -> None:
     for (ids, temperature), given in zip(asked, scores, strict=True):
         if isinstance(given, BaseException):
             raise given
-        _expect_scores(bench, ids, temperature, given)
+        expect_scores(bench, ids, temperature, given)
     expect_policies(bench, zip(results, requests, strict=True))
+
+
+@check("infer.scoring.unfit", level=Level.SINGLE, law=5, spec="infer#scoring", requires=SCORING)
+async def unfit(bench: InferBench) -> None:
+    """Tokens that cannot be scored, and temperatures that are not positive, are refused with a typed error."""
+    questions: dict[str, tuple[tuple[int, ...], float]] = {
+        "no tokens": ((), 1.0),
+        "an id one past the vocabulary": ((5, VOCABULARY), 1.0),
+        "a negative id": ((5, -1, 9), 1.0),
+        "more tokens than the context holds": ((5,) * (ROOM + 1), 1.0),
+        "temperature 0": ((5, 9, 7), 0.0),
+        "a negative temperature": ((5, 9, 7), -1.0),
+    }
+    async with bench.engine(*SCORING) as engine:
+        scorer: Any = engine
+        for told, (ids, temperature) in questions.items():
+            await raises(ArealError, partial(scorer.score, ids, temperature), f"score of {told}")
+        expect_scores(bench, (5, 9, 7), 1.0, await scorer.score((5, 9, 7), 1.0))

@@ -11,6 +11,8 @@ from typing import Any
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
+from areal_conformance.checks.infer.optional_scoring import expect_scores
+from areal_conformance.checks.infer.sources import stalled
 from areal_conformance.oracles.infer_judging import expect_answered, expect_policy, raises, well_formed
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError
@@ -130,3 +132,53 @@ async def frozen_requests(bench: InferBench) -> None:
     if str(ended.stop_reason) != "aborted":
         expect(ended.version_spans[-1].version == version, f"its last tokens are stamped {ended.version_spans[-1]}")
     expect_policy(bench, ended, request, told="a request that was frozen while the engine slept")
+
+
+@rule("infer.sleep.scores", law=7, requires=("memory.sleep", "scoring"))
+async def scores(bench: InferBench) -> None:
+    """From sleep until weights are committed nothing is scored: score waits for the new weights, or fails typed."""
+    ids, weights = (5, 9, 7, 30, 8, 41), _other(bench)
+    async with bench.engine("memory.sleep", "scoring", fresh=True) as engine:
+        sleeper: Any = engine
+        await engine.pause(bench.resting)
+        await sleeper.sleep()
+        calls = [bench.call(sleeper.score(ids, 1.0))]
+        await bench.turns()
+        await sleeper.wake()
+        calls.append(bench.call(sleeper.score(ids, 1.0)))
+        await bench.turns()
+        await _wake_with(bench, engine, weights)
+        calls.append(bench.call(sleeper.score(ids, 1.0)))
+        outcomes = await bench.ended(calls, "scores asked for during sleep, and after it, to end")
+    for when, ended in zip(("during sleep", "after wake", "of the new weights"), outcomes, strict=True):
+        if isinstance(ended, BaseException) and when != "of the new weights":
+            expect(isinstance(ended, ArealError), f"score {when} raised {type(ended).__name__}: {ended}")
+            continue
+        if isinstance(ended, BaseException):
+            raise ended
+        expect_scores(bench, ids, 1.0, ended, weights)
+
+
+@rule("infer.sleep.transfer", law=7, requires=("memory.sleep", "weights.staged"))
+async def transfer(bench: InferBench) -> None:
+    """Weights on their way when an engine falls asleep are lost, or serve whole; the next ones always serve."""
+    torn, weights = FolderWeights.of(bench.model(seed=22)), _other(bench)
+    request = bench.ask(5, 9, 7, max_new_tokens=12)
+    async with bench.engine(*SLEEP, fresh=True) as engine:
+        sleeper: Any = engine
+        await engine.pause(bench.resting)
+        async with stalled(bench, engine, torn, at=3) as (_, receiving):
+            sleeping = bench.call(sleeper.sleep())
+            await bench.turns(20)
+        (error, _) = await bench.ended([sleeping, receiving], "sleep during a transfer, and the transfer, to end")
+        expect(error is None, f"sleep of a paused engine must return, raised {error!r}")
+        await sleeper.wake()
+        try:
+            await engine.commit_weights(await bench.serving(engine) + 1)
+        except ArealError as lost:
+            bench.notes.append(f"the transfer is lost: {lost}")
+        else:
+            await engine.resume()
+            await expect_answered(bench, engine, request, weights=torn, told="after a transfer that outlived sleep")
+        await _wake_with(bench, engine, weights)
+        await expect_answered(bench, engine, request, weights=weights, told="after sleep during a transfer")

@@ -18,7 +18,7 @@ from areal_conformance.oracles.infer_judging import prompts
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError
 from areal_core.contract.ids import RequestId
-from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine
+from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine, PauseMode
 
 NUM_REQUESTS = 8
 SILENCE_S = 1.2
@@ -90,6 +90,26 @@ async def over_replicas(bench: InferBench, engine: InferenceEngine, asked: list[
         return await bench.results([bench.call(one.generate(request)) for one, request in pairs])
 
 
+async def after_updates(bench: InferBench, engine: InferenceEngine, asked: list[GenerationRequest]) -> list[Generation]:
+    """Ask after other weights came and went: the bytes are those of before, the version is another."""
+    for weights in (bench.weights(bench.model(seed=5)), bench.weights()):
+        await bench.update(engine, weights)
+    return await bench.together(engine, asked)
+
+
+async def after_abort(bench: InferBench, engine: InferenceEngine, asked: list[GenerationRequest]) -> list[Generation]:
+    """Ask after a pause cut the same requests, made longer, short: those that ran and those that waited."""
+    longer = [
+        attrs.evolve(one, sampling=attrs.evolve(one.sampling, max_new_tokens=LONG)) for one in (*asked, *asked, *asked)
+    ]
+    calls = bench.start(engine, longer)
+    await bench.until_generated(engine, NUM_REQUESTS)
+    await engine.pause(PauseMode.ABORT)
+    await bench.results(calls)
+    await engine.resume()
+    return await bench.together(engine, asked)
+
+
 @rule(
     "infer.same.{way}",
     {
@@ -98,6 +118,8 @@ async def over_replicas(bench: InferBench, engine: InferenceEngine, asked: list[
         "beside_twins": Row("beside a request of the same id and prompt that is cancelled", beside_twins),
         "after_refusals": Row("among requests that are refused", after_refusals),
         "over_replicas": Row("of two replicas, each given half of them", over_replicas),
+        "after_updates": Row("after updates that end with the bytes of before", after_updates),
+        "after_abort": Row("after a pause that cut the same short", after_abort, requires=("pause.abort",)),
     },
 )
 async def alike(bench: InferBench, way: Way) -> None:

@@ -212,7 +212,7 @@ def judge_output(
     until: int = 0,
     tensors: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Expect each token of an output within its filter, with the log-prob of the filtered distribution.
+    """Expect each token of an output within its filter, the best one if greedy, with that distribution's log-prob.
 
     `forbidden` tokens are ruled out for the first `until` tokens. `tensors` are the weights if not the folder's.
     """
@@ -229,6 +229,10 @@ def judge_output(
             continue
         told = f"request {request.request_id!r}, token {place} of {len(result.output_ids)}"
         _judge_support(bench, wanted, [token], told)
+        if sampling.temperature == 0:
+            behind = float(wanted.logprobs.max() - wanted.logprobs[token])
+            best = f"the best one after penalties is {int(wanted.logprobs.argmax())} by {behind:.4f} in log-probability"
+            expect(behind <= allowed, f"{told}: greedy token {token}, {best}")
         right = float(wanted.logprobs[token])
         due = f"the distribution drawn from, after penalties, temperature and filters, gives {right:.5f}"
         near = abs(given - right) <= allowed or token not in wanted.support

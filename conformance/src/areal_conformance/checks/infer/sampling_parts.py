@@ -1,7 +1,7 @@
 """What a request asks of its sampling holds where little of it shows: greedy, continued, at the ends of a stop string.
 
 Knows: greedy requests with filters, continued requests with every word a target claims; greedy paths without stop
-strings as the truth, and texts that differ from them in one place.
+strings as the truth, and texts that differ from them in one place; control tokens, which have a text too.
 Does not know: statistics (`sampling`), seeds across a continuation (`sampling_seeds`), short strings (`sampling_ends`).
 """
 
@@ -13,7 +13,17 @@ from typing import Any
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Row, family
 from areal_conformance.checks.infer.sampling import claimed_cases, judge_output, rule
-from areal_conformance.checks.infer.sampling_ends import LENGTH, PATHS, ended_by, expect_end, path_of, text_ends
+from areal_conformance.checks.infer.sampling_ends import (
+    END,
+    LENGTH,
+    PATHS,
+    ask_and_expect,
+    ended_by,
+    expect_end,
+    path_of,
+    stopped,
+    text_ends,
+)
 from areal_conformance.oracles.infer_judging import expect_policies, prompts
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.data import StopReason
@@ -25,6 +35,8 @@ Case = tuple[tuple[int, ...], dict[str, Any], tuple[int, ...], StopReason]
 LONG_ONES = (9, 12, 15, 20)
 NEVER = "\u00e9"
 """A letter that no token of the tiny models holds."""
+CONTROL = 2
+"""A control token of the tiny models that ends nothing by itself."""
 
 
 async def end_as_told(bench: InferBench, engine: InferenceEngine, cases: Sequence[Case]) -> None:
@@ -116,6 +128,22 @@ async def stop_strings_long(bench: InferBench) -> None:
         if not cases:
             raise Inconclusive(f"no greedy path of {LENGTH} tokens has {LONG_ONES[0]} letters")
         await end_as_told(bench, engine, cases)
+
+
+@rule("infer.sampling.stop_strings_control", requires=("sampling.stop_strings",))
+async def stop_strings_control(bench: InferBench) -> None:
+    """A stop string is looked for in the whole text of an output, that of its control tokens included."""
+    asked: list[tuple[int, dict[str, Any]]] = [(CONTROL, {})]
+    if bench.target.claimed("sampling.ignore_eos"):
+        asked.append((END, {"ignore_eos": True}))
+    async with bench.engine("sampling.stop_strings", "sampling.ignore_eos") as engine:
+        for token, given in asked:
+            await bench.update(engine, bench.weights().tell(token))
+            path = (token,) * LENGTH
+            text = text_ends(bench, path)[1]
+            for string in (text, text[1:-1], text[-1] + text[:2], 3 * text):
+                wanted, reason = stopped(text_ends(bench, path), path, [string])
+                await ask_and_expect(bench, engine, (5, 9, 7), wanted, reason, stop=("@never@", string), **given)
 
 
 @rule("infer.sampling.stop_strings_across_min", requires=("sampling.stop_strings", "sampling.min_tokens"))

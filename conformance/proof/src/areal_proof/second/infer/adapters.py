@@ -23,6 +23,8 @@ from areal_proof.second.infer.forward import Delta
 from areal_proof.second.infer.stage import Needs
 
 PREFIX, FILE = "base_model.model.", "adapter_model.safetensors"
+_OTHER = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern")
+"""Entries of adapter_config.json that make another scale, or another kind of adapter, than alpha / r."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -49,8 +51,13 @@ def read_adapter(folder: Path, version: int, needs: Needs) -> Adapter:
             why=str(error),
             fix="give a folder with adapter_config.json and adapter_model.safetensors",
         ) from error
-    if config.get("peft_type", "LORA") != "LORA" or config.get("bias", "none") != "none" or config.get("use_dora"):
-        raise ModelError(f"the adapter in {str(folder)!r} is not plain LoRA", fix="train with bias none, without DoRA")
+    odd = [word for word in _OTHER if config.get(word)]
+    if config.get("peft_type", "LORA") != "LORA" or config.get("bias", "none") != "none" or odd:
+        raise ModelError(
+            f"the adapter in {str(folder)!r} is not plain LoRA",
+            why=", ".join(odd) or "its peft_type or bias",
+            fix="train with bias none, and one rank and alpha for all layers",
+        )
     rank, scale = int(config["r"]), float(config["lora_alpha"]) / int(config["r"])
     deltas = {}
     if not tensors:
@@ -66,6 +73,12 @@ def read_adapter(folder: Path, version: int, needs: Needs) -> Adapter:
             )
         down, up = (part.to(device=needs.device, dtype=needs.dtype) for part in pair)
         deltas[name] = Delta(down=down, up=up, scale=scale)
+    if tensors:
+        raise ModelError(
+            f"the adapter in {str(folder)!r} holds {next(iter(tensors))}",
+            why="it is neither A nor B of a layer",
+            fix="train an adapter of linear layers alone, without biases",
+        )
     return Adapter(version=version, deltas=deltas)
 
 
