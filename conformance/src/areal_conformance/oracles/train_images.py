@@ -19,10 +19,14 @@ from areal_core.contract.data import IMAGE_GRID, IMAGE_TOKENS, PIXEL_VALUES
 from areal_torch.hf import folder_tensors
 from areal_torch.testing.batches import make_episode
 from areal_torch.testing.images import make_seeing_trajectory
-from areal_torch.testing.models import WITH_IMAGES
+from areal_torch.testing.models import SEEING, WITH_IMAGES
 from areal_torch.testing.serving import model_of
 
 KIND = WITH_IMAGES
+OTHERS = tuple(kind for kind in SEEING if kind != KIND)
+"""Kinds that an engine may refuse, and if it takes them computes right."""
+DEEPER = "qwen3_vl"
+"""The one whose tower adds features behind the first layers too."""
 Sizes = Sequence[Sequence[tuple[int, int]]]
 SIZES: Sizes = (((2, 3), (1, 1)), (), ((1, 2),), ((2, 2),), (), ((1, 3), (3, 1), (1, 1)))
 """Height and width in tokens of the images of each sequence."""
@@ -54,14 +58,17 @@ class SeeingOracle(Oracle):
     def logits(self, one: Batch, ids: Tensor) -> Tensor:
         """Return logits [L, V] of one sequence. A placeholder that stands for no image is embedded as a word is."""
         marks = one.tokens[IMAGE_TOKENS] if IMAGE_TOKENS in one.tokens else torch.zeros_like(ids, dtype=torch.bool)
-        base = self.model.model
+        base, deeper = self.model.model, dict[str, Any]()
         embeds, kinds = base.get_input_embeddings()(ids), marks.int()[None]
+        places = torch.arange(len(ids)).expand(3, 1, -1)
         shown: Mapping[str, Tensor] = {name: media.rows for name, media in one.media.items()}
-        if not bool(marks.any()):
-            alone: Tensor = self.model(inputs_embeds=embeds[None]).logits[0]
-            return alone
-        seen = base.get_image_features(shown[PIXEL_VALUES].double(), shown[IMAGE_GRID], return_dict=True)
-        embeds = embeds.masked_scatter(marks[:, None], torch.cat(seen.pooler_output))
-        places, _ = base.get_rope_index(ids[None], kinds, image_grid_thw=shown[IMAGE_GRID])
-        logits: Tensor = self.model(inputs_embeds=embeds[None], position_ids=places).logits[0]
+        if bool(marks.any()):
+            seen = base.get_image_features(shown[PIXEL_VALUES].double(), shown[IMAGE_GRID], return_dict=True)
+            embeds = embeds.masked_scatter(marks[:, None], torch.cat(tuple(seen.pooler_output)))
+            places, _ = base.get_rope_index(ids[None], kinds, image_grid_thw=shown[IMAGE_GRID])
+            if (stacks := getattr(seen, "deepstack_features", None)) is not None:  # added behind the first layers too
+                added = [torch.cat(tuple(stack)) for stack in stacks]
+                deeper = {"visual_pos_masks": marks[None], "deepstack_visual_embeds": added}
+        hidden = base.language_model(inputs_embeds=embeds[None], position_ids=places, **deeper).last_hidden_state
+        logits: Tensor = self.model.lm_head(hidden)[0]
         return logits

@@ -57,6 +57,11 @@ def layouts(bench: TrainBench, *, letter: str = "", world_size: int = 2) -> list
     return found
 
 
+def of_experts(bench: TrainBench) -> list[dict[str, int]]:
+    """Return the layouts of two ranks that share experts, none where the target does not claim it."""
+    return layouts(bench, letter="e") if bench.target.claimed(CLAIMS["e"]) else []
+
+
 def answered(bench: TrainBench, program: str, *, letter: str = "", **arguments: Any) -> Iterator[Answered]:
     """Run a program on two ranks in every layout; yield the layout and what each rank gave. Any: plain json."""
     for layout in layouts(bench, letter=letter):

@@ -6,7 +6,7 @@ Does not know: what is right; the checks judge.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,12 +14,13 @@ from attrs import frozen
 from torch import Tensor
 
 from areal_conformance.oracles.train_experts import KIND, RoutedOracle
-from areal_conformance.oracles.train_images import showing
+from areal_conformance.oracles.train_images import DEEPER, showing
 from areal_conformance.oracles.train_objectives import OfCandidates
 from areal_conformance.ranks.answers import SHAPES, Rows, error_of, gap, once, shard, union_of
 from areal_conformance.ranks.bench import RankBench
 from areal_conformance.ranks.faults import full_disk
 from areal_core.contract.batch import Batch
+from areal_core.contract.errors import CapabilityError, LayoutError, ModelError
 from areal_core.contract.train import CANDIDATES, ROUTED_EXPERTS, LoraSpec, Objective, Output, TrainEngine
 from areal_torch.testing.batches import VOCAB_SIZE
 from areal_torch.testing.models import WITH_IMAGES
@@ -77,12 +78,43 @@ def experts(bench: RankBench, layout: dict[str, int], plans: list[Rows]) -> dict
 
 
 def images(bench: RankBench, layout: dict[str, int], plans: list[Rows]) -> dict[str, Any]:
-    """Train on images; in some plans one data rank is shown none."""
+    """Train on images, also of the kind that goes deeper if it is taken; in some plans one data rank is shown none."""
 
     def draw(number: int) -> Batch:
         return showing(SIZES, seed=number).with_sequences(number=torch.arange(len(SIZES)))
 
-    return _compared(bench, layout, plans, "images", fields={"model": bench.model(kind=WITH_IMAGES)}, draw=draw)
+    kinds = (WITH_IMAGES, DEEPER) if _taken(bench, layout, DEEPER) else (WITH_IMAGES,)
+    models = [bench.model(kind=kind) for kind in kinds]
+    return _joined([_compared(bench, layout, plans, "images", fields={"model": each}, draw=draw) for each in models])
+
+
+def _taken(bench: RankBench, layout: dict[str, int], kind: str) -> bool:
+    """Tell whether these ranks take a kind of model; they may refuse what another engine of their claim has."""
+    engine: TrainEngine = bench.build("images")
+    spec = bench.spec("images", model=bench.model(kind=kind), layout=layout)
+    try:
+        engine.start(spec, bench.rank_context())
+    except (ModelError, CapabilityError, LayoutError):
+        return False
+    finally:
+        engine.close()
+    return True
+
+
+def _joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what several comparisons gave as one. Any: as of each."""
+
+    def of(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        scores = {
+            f"{row} of {number}": each for number, part in enumerate(found) for row, each in part["scores"].items()
+        }
+        return {"norms": [norm for part in found for norm in part["norms"]], "scores": scores}
+
+    whole = of(parts)
+    if "alone" in parts[0]:
+        worst = max(parts, key=lambda part: float(part["gap"]))
+        whole |= {"alone": of([part["alone"] for part in parts]), "gap": worst["gap"], "worst": worst["worst"]}
+    return whole
 
 
 def candidates(bench: RankBench, layout: dict[str, int], plans: list[Rows]) -> dict[str, Any]:
@@ -180,7 +212,7 @@ def _compared(
             wholes = [batch.select(union_of(plan)) for batch, plan in zip(batches, plans, strict=True)]
             return _run(bench, single, wholes, wholes[scored], call, None)
 
-    out["alone"], wanted = once(bench, f"{claim} {plans}", alone)
+    out["alone"], wanted = once(bench, f"{claim} {plans} {fields.get('model')}", alone)
     out["gap"], out["worst"] = gap(wanted, sent)
     return out
 

@@ -86,9 +86,11 @@ def random_numbers(bench: RankBench, layout: dict[str, int], rows: Rows) -> dict
     return out
 
 
-def save_for_others(bench: RankBench, layout: dict[str, int], rows: Rows, *, path: str) -> dict[str, Any]:
+def save_for_others(
+    bench: RankBench, layout: dict[str, int], rows: Rows, *, path: str, model: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Save after two steps, on all ranks; tell what the next two steps give. `saved` and `end` are files of weights."""
-    with bench.engine(layout=layout, optimizer=_SCHEDULE) as engine:
+    with bench.engine(model=bench.model(**(model or {})), layout=layout, optimizer=_SCHEDULE) as engine:
         mine = shard(bench, bench.batch(SHAPES), rows)
         engine.version = 11
         _steps(engine, [mine, mine])
@@ -103,10 +105,12 @@ def save_for_others(bench: RankBench, layout: dict[str, int], rows: Rows, *, pat
     return {"reports": reports}
 
 
-def load_from_others(bench: RankBench, layout: dict[str, int], rows: Rows, *, path: str) -> dict[str, Any]:
+def load_from_others(
+    bench: RankBench, layout: dict[str, int], rows: Rows, *, path: str, model: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Load what another number of ranks saved, and make the steps they made next."""
     out: dict[str, Any] = {}
-    with bench.engine(layout=layout, optimizer=_SCHEDULE) as engine:
+    with bench.engine(model=bench.model(**(model or {})), layout=layout, optimizer=_SCHEDULE) as engine:
         mine = shard(bench, bench.batch(SHAPES), rows)
         _steps(engine, [mine])
         before = bench.sent(engine)

@@ -183,6 +183,13 @@ def _gemma2(drawn: Drawn) -> Json:
     return {**config, "head_dim": _head(drawn), "query_pre_attn_scalar": 16}
 
 
+def _gpt_oss(drawn: Drawn) -> Json:
+    """Of which only the sinks are left that attention has in every layer: a learned logit of nothing for each head."""
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    kinds = {"layer_types": ["full_attention", "full_attention"], "sliding_window": 8}
+    return {**decoder(drawn), **experts, **kinds, "head_dim": _head(drawn), "attention_bias": True}
+
+
 _SOME: dict[str, tuple[str, ...]] = {"activation": ("silu",)}
 _NO_ROPE = ("place", "rope", "theta", "head_dim", "activation")
 _MIXTURES: dict[str, tuple[str, ...]] = {
@@ -227,6 +234,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         axes_of(caps=("soft", "none", "scores", "logits"), window=("none", "slides"), **_SOME),
         _gemma2,
     ),
+    "gpt_oss": Architecture("GptOssForCausalLM", axes_of(**_SOME), _gpt_oss),
 }
 """`model_type` of config.json -> the family."""
 BIASED_HEADS = ("phi",)

@@ -34,6 +34,9 @@ ADAPTER = Adapter(
         ),
         "masters_alone": Variant(options={"distributed_optimizer": True}),
         "masters_shared": Variant(options={"distributed_optimizer": True}, layouts=("d2", "c2")),
+        "masters_of_experts": Variant(
+            options={"distributed_optimizer": True}, layouts=("d2",), model={"kind": "qwen3_moe"}
+        ),
         "interleaved": Variant(options={"virtual": 2}, layouts=("p2",), model={"layers": 4}),
         "columns_of_experts": Variant(options={"expert_tensor": 2}, layouts=("d2",), model={"kind": "qwen3_moe"}),
     },

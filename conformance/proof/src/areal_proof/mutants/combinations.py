@@ -7,18 +7,20 @@ Does not know: the checks beyond their names.
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from areal_core.contract.train import TrainSpec
-from areal_proof.mutants.rows import Original, breaking, given, row, then
+from areal_proof.mutants.rows import Original, breaking, given, put, row, then, within
 from areal_proof.mutants.train_parts import parameters
 from areal_proof.mutants.train_relations import is_adapter
 from areal_proof.second.train.engine import SecondTrainEngine
 from areal_reference.infer.engine import ReferenceInferenceEngine
 from areal_reference.train.engine import ReferenceTrainEngine
+from areal_torch import experts
 
 breaks = breaking("train/reference", ReferenceTrainEngine)
 breaks_second = breaking("train/second", SecondTrainEngine, ranks=2)
@@ -31,6 +33,19 @@ def _untied(spec: TrainSpec) -> bool:
     return not config.get("tie_word_embeddings")
 
 
+def _taken_once() -> AbstractContextManager[None]:
+    hooks, seen = experts._RouterHook, list[tuple[Any, Any]]()
+    original = hooks.take
+
+    def take(self: Any, attention: Any, inputs: Any, keywords: dict[str, Any]) -> None:
+        routes = keywords.get(experts.KEYWORD)
+        again = any(hook is self and given is routes for hook, given in seen)
+        seen.append((self, routes))
+        original(self, attention, inputs, {} if again else keywords)
+
+    return put(hooks, take=take)
+
+
 ROWS = breaks.rows(
     row("UntiedHeadsStayCold", "Forgets the temperature where the head is not tied.", "train.combined.values",
         start=given(temperature=lambda spec: 1.0 if _untied(spec) else spec.temperature)),
@@ -38,6 +53,8 @@ ROWS = breaks.rows(
         "embeddings ask for no gradient.", "train.combined.recomputed",
         start=then(lambda self: [tensor.requires_grad_(False) for name, tensor in parameters(self).items()
             if self.config.activation_checkpointing and is_adapter(self) and ".layers.0." in name])),
+    row("RoutesTakenOnce", "Routes freely where the activations of recorded routes are computed again.",
+        "train.combined.recomputed", start=within(lambda: _taken_once())),
 )  # fmt: skip
 
 

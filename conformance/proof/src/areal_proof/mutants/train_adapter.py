@@ -13,8 +13,9 @@ import torch
 
 from areal_core.contract.errors import ModelError
 from areal_core.contract.train import LoraSpec, RankContext, TrainSpec
-from areal_proof.mutants.rows import Original, breaking, put, row, within
+from areal_proof.mutants.rows import Original, breaking, given, put, row, then, within
 from areal_proof.mutants.train_optional import Misread, Rebuilt
+from areal_proof.mutants.train_precision import keep
 from areal_proof.second.train.adapters import Adapters
 from areal_proof.second.train.engine import SecondTrainEngine, Started
 
@@ -41,6 +42,17 @@ def DrawsMostlyAboveZero(here: Started) -> Any:
         for name, tensor in here.adapters.tensors.items():
             if name.endswith(".A"):
                 tensor.mul_(1.5).add_(0.5 * tensor.shape[1] ** -0.5)
+    return here
+
+
+@breaks_rebuilt("spoil", "train.adapter.sent")
+def DrawsEveryLayerAlike(here: Started) -> Any:
+    """Begins the draws of every layer at the seed, so that all begin with the same numbers."""
+    with torch.no_grad():
+        for name, tensor in here.adapters.tensors.items():
+            if name.endswith(".A"):
+                drawn = torch.rand(tensor.shape, generator=torch.Generator().manual_seed(here.spec.seed))
+                tensor.copy_((drawn * 2 - 1) * tensor.shape[1] ** -0.5)
     return here
 
 
@@ -85,6 +97,16 @@ ROWS = breaks.rows(
     row("SavesTheBaseBeside", "Writes the base model to the folder, since it sends the adapter alone.",
         "train.adapter.is_used",
         save_weights=within(lambda self: put(self, started=attrs.evolve(self.running(), adapters=Adapters())))),
+)  # fmt: skip
+HALF_ROWS = breaks.rows(
+    row("AdapterInHalf", "Keeps A and B in bfloat16: what a step adds or takes is rounded away.",
+        "train.precision.adapter",
+        train_step=then(lambda self: keep(self.running().adapters.tensors, torch.bfloat16))),
+    row("AdapterDoesNotDecay", "Trains an adapter without the weight decay it was given.", "train.precision.adapter",
+        start=given(optimizer=lambda spec: spec.optimizer and attrs.evolve(spec.optimizer,
+            weight_decay=0.0 if spec.lora is not None else spec.optimizer.weight_decay))),
+    row("FrozenWithoutAdapter", "Scores with the base model where a frozen role is given an adapter.",
+        "train.adapter.begins", start=given(lora=lambda spec: spec.lora if spec.optimizer is not None else None)),
 )  # fmt: skip
 MISREAD_ROWS = breaks_misread.rows(
     row("BeginsAnewWhateverIsThere", "Draws a new adapter where the spec names a folder to begin with.",

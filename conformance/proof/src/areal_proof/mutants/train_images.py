@@ -6,12 +6,15 @@ Does not know: checks, beyond the names of those that must find each defect.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import attrs
 import torch
 from torch import Tensor
 
+from areal_core.contract.batch import Batch
 from areal_core.contract.data import PIXEL_VALUES
 from areal_core.contract.train import TrainSpec
 from areal_core.plugins.claims import not_yet
@@ -22,6 +25,8 @@ from areal_proof.second.train.engine import SecondTrainEngine, Started
 from areal_proof.second.train.ranks import Ranks
 from areal_proof.second.train.shown import Shown
 from areal_reference.train.engine import ReferenceTrainEngine
+from areal_torch.attention import Packing
+from areal_torch.images import VisionTower
 
 ENGINE = "train/second"
 breaks = breaking(ENGINE, SecondTrainEngine)
@@ -126,7 +131,33 @@ REFUSED_ROWS = breaks.rows(
 )  # fmt: skip
 
 
+@contextmanager
+def _deeper(change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Let what a tower adds behind the first layers be something else."""
+    original = VisionTower.inputs
+
+    def inputs(self: VisionTower, batch: Batch, packing: Packing) -> Any:
+        found = dict(original(self, batch, packing))
+        if "deepstack_visual_embeds" in found:
+            found["deepstack_visual_embeds"] = [change(stack) for stack in found["deepstack_visual_embeds"]]
+        return found
+
+    with put(VisionTower, inputs=inputs):
+        yield
+
+
+_FORGOTTEN = within(lambda: _deeper(lambda stack: stack * 0.0))
+_NOT_LEARNT = within(lambda: _deeper(lambda stack: stack.detach()))
+
+
 REFERENCE_ROWS = breaks_reference.rows(
+    row("DeeperFeaturesForgotten", "Shows a model its images in the embeddings only, and not behind the first layers.",
+        "train.images.kinds", forward=_FORGOTTEN, train_step=_FORGOTTEN),
+    row("DeeperFeaturesNotLearnt", "Adds features of the tower behind the first layers, and does not learn from that.",
+        "train.images.kinds", train_step=_NOT_LEARNT),
+    row("NewerProcessorLeftBehind", "Writes the file of a processor that older folders have, and no other.",
+        "train.images.folder",
+        save_weights=then(lambda path: (path / "processor_config.json").unlink(missing_ok=True))),
     row("ImagesIgnored", "Is shown images and trains on the tokens that stand for them.", "train.refuse.images",
         claims={"images": not_yet("it does not look")}, forward=given(media=dict),
         train_step=given(media=dict)),

@@ -114,6 +114,9 @@ ROWS = breaks.rows(
         train_step=lambda original, self, batch, objective: TrainReport(loss=0.0, grad_norm=0.0, lr=0.0, stepped=True,
             num_microbatches=1, num_tokens=1, seconds=0.1) if self.trainer is not None
             and self.trainer.optimizer is None else original(batch, objective)),
+    row("FrozenRoleIsCold", "Scores at temperature 1 where a role has no optimizer: penalties compare unlike things.",
+        "train.frozen.role",
+        start=given(temperature=lambda spec: spec.temperature if spec.optimizer is not None else 1.0)),
     row("TiedCountedTwice", "Counts a tied head as parameters of its own.", "train.start.info",
         start=gives(num_parameters=lambda self: sum(parameter.numel() for _,
             parameter in hugging_face(self).named_parameters(remove_duplicate=False)))),

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import attrs
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from areal_core.contract.errors import CheckpointError, PlanError
 from areal_core.contract.train import (
@@ -21,12 +22,16 @@ from areal_core.contract.train import (
     RankContext,
     TrainSpec,
 )
-from areal_proof.mutants.rows import Original, after, breaking, catches, given, put, row, within
-from areal_proof.mutants.train_parts import copied
+from areal_proof.mutants.rows import Original, after, breaking, catches, given, put, row, then, within
+from areal_proof.mutants.train_parts import copied, replace
 from areal_proof.second.train.adam import AdamW
 from areal_proof.second.train.adapters import Adapters
 from areal_proof.second.train.engine import SecondTrainEngine, Started
 from areal_proof.second.train.ranks import Ranks
+from areal_reference.train.engine import ReferenceTrainEngine
+from areal_torch import lora
+from areal_torch.offload import DeviceMemory
+from areal_torch.trainer import running
 
 ENGINE = "train/second"
 breaks = breaking(ENGINE, SecondTrainEngine)
@@ -90,6 +95,34 @@ def UnknownTargetsTrainAll(original: Original, spec: TrainSpec, rank: RankContex
         return original()
     except PlanError:
         return original(attrs.evolve(spec, lora=None), rank)
+
+
+def _layers_only() -> AbstractContextManager[None]:
+    original = lora._targets
+
+    def targets(model: Any, spec: LoraSpec) -> dict[str, nn.Linear]:
+        head = model.get_output_embeddings()
+        layers = [name for name, each in model.named_modules() if isinstance(each, nn.Linear) and each is not head]
+        known = [target for target in spec.targets if any(name.endswith(target) for name in layers)]
+        return original(model, attrs.evolve(spec, targets=known))
+
+    return put(lora, _targets=targets)
+
+
+def _of_trained(engine: ReferenceTrainEngine) -> DeviceMemory:
+    trainer = running(engine.trainer)
+    moments = trainer.optimizer.tensors if trainer.optimizer is not None else []
+    return DeviceMemory(trainer.device, [*trainer.state.parameters.values(), *moments])
+
+
+breaks_reference = breaking("train/reference", ReferenceTrainEngine)
+REFERENCE_ROWS = breaks_reference.rows(
+    row("SkipsWhatIsNoLayer", "Puts adapters on layers, and leaves out in silence what else the targets name.",
+        "train.lora.no_layer", start=within(_layers_only)),
+    row("AdapterAloneMoves", "Moves what is trained away; the model below an adapter stays on the device.",
+        "train.offload.frees", row="sleep-is-real",
+        start=then(lambda self, spec: replace(self, memory=_of_trained(self)) if spec.lora is not None else None)),
+)  # fmt: skip
 
 
 breaks_misread = breaking(ENGINE, Misread)

@@ -127,6 +127,12 @@ def replace_exporter(engine: ReferenceTrainEngine, kind: type[Exporter]) -> None
     replace(engine, exporter=new)
 
 
+def exporter_of(engine: ReferenceTrainEngine) -> Exporter:
+    """Return what a started engine sends and saves with."""
+    assert engine.trainer is not None
+    return engine.trainer.exporter
+
+
 def hugging_face(engine: ReferenceTrainEngine) -> Any:
     """Return the transformers model of a started engine. Any: not typed here."""
     assert engine.trainer is not None

@@ -17,7 +17,7 @@ import torch
 from areal_core.contract.errors import StorageError
 from areal_core.plugins.claims import not_yet
 from areal_proof.mutants.rows import Original, before, breaking, catches, given, row, then
-from areal_proof.mutants.train_parts import without_routes
+from areal_proof.mutants.train_parts import exporter_of, without_routes
 from areal_proof.second.train.engine import SecondTrainEngine
 from areal_reference.train.engine import ReferenceTrainEngine
 from areal_torch.refusals import refuse_routes
@@ -65,6 +65,16 @@ def ConfigKeepsDtype(original: Original, path: Path) -> None:
     original()
     file = path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "dtype": "float32"}))
+
+
+@breaks("save_weights", "train.save.dtype")
+def ConfigKeepsOldName(original: Original, self: ReferenceTrainEngine, path: Path) -> None:
+    """Says the dtype under its new name, and leaves what the old name says: servers that are older read that."""
+    original()
+    said = json.loads((Path(exporter_of(self).folder) / "config.json").read_text())
+    file = path / "config.json"
+    kept = {word: said[word] for word in ("torch_dtype",) if word in said}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **kept}))
 
 
 @breaks("save_weights", "train.disk.weights_full", "train.save.replaces")

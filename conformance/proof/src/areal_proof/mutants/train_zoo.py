@@ -26,7 +26,7 @@ from areal_proof.mutants.zoo_parts import (
     without_window,
 )
 from areal_reference.train.engine import ReferenceTrainEngine
-from areal_torch import hf
+from areal_torch import attention, hf
 
 breaks = breaking("train/reference", ReferenceTrainEngine)
 
@@ -55,6 +55,9 @@ def _forget_positions(path: Path) -> None:
     file = path / "config.json"
     said = json.loads(file.read_text())
     file.write_text(json.dumps({key: value for key, value in said.items() if key != "rope_scaling"}))
+
+
+_UNREFUSED = within(lambda: put(attention, _refuse=lambda _options: None))
 
 
 ROWS = breaks.rows(
@@ -90,4 +93,6 @@ ROWS = breaks.rows(
         start=overlooks(final_logit_softcapping=None)),
     row("SoftCapsIgnored", "Computes a model of soft caps without them.", "train.zoo.gemma2",
         start=takes_anything(without_caps)),
+    row("SinksIgnored", "Attends as most models do, whatever else a model hands to its attention.",
+        "train.zoo.gpt_oss", start=_UNREFUSED, forward=_UNREFUSED, train_step=_UNREFUSED),
 )  # fmt: skip

@@ -17,13 +17,18 @@ from areal_conformance.checks.train.relations import ACTOR, ADAPTER, CRITIC, HAL
 from areal_conformance.oracles.combinations import Settings, pairwise, told
 from areal_conformance.oracles.train import Oracle
 from areal_conformance.oracles.train_compare import number, weights_close
+from areal_conformance.oracles.train_experts import KIND as MIXTURE
+from areal_conformance.oracles.train_experts import RoutedOracle
+from areal_conformance.oracles.train_images import KIND as SEEING
+from areal_conformance.oracles.train_images import showing
 from areal_conformance.oracles.train_optimizer import SCALED, OracleTrainer
 from areal_conformance.outcome import expect
 from areal_conformance.ranks.layouts import UNEVEN, close, layouts, named, same_report, same_weights
 from areal_conformance.zoo.architectures import ARCHITECTURES, config_of
 from areal_conformance.zoo.folders import folder_of
 from areal_conformance.zoo.sample import claimed as claimed_models
-from areal_core.contract.train import Head, Objective
+from areal_core.contract.batch import Batch
+from areal_core.contract.train import ROUTED_EXPERTS, Head, Objective
 from areal_torch.testing.objectives import PolicyGradient, ValueRegression
 
 ENGINES = "train#training-engines-and-objectives"
@@ -80,22 +85,26 @@ def values(bench: TrainBench) -> None:
 
 @check("train.combined.recomputed", level=Level.SINGLE, law=6, spec=ENGINES, requires=CHECKPOINTING)
 def recomputed(bench: TrainBench) -> None:
-    """Critics, adapters over a frozen model, and bfloat16 train the same with activations computed twice."""
+    """Critics, adapters, bfloat16, recorded routes and images train the same with activations computed twice."""
     claimed = bench.target.claimed
     half = evolve(ADAPTER, fields={**ADAPTER.fields, "dtype": "bfloat16"})
+    routes = evolve(ACTOR, fields={"model": bench.model(kind=MIXTURE)}, claims=("experts.replay",))
+    seeing = {"model": bench.model(kind=SEEING), "max_tokens_per_microbatch": 26}
     found: dict[str, tuple[tuple[str, ...], Role]] = {
         "an actor": ((), ACTOR),
         "a critic": (("head.value",), CRITIC),
         "an adapter": (("lora",), ADAPTER),
         "an actor in bfloat16": (("precision.bfloat16",), HALF),
         "an adapter in bfloat16": (("lora", "precision.bfloat16"), half),
+        "an actor on recorded routes": (routes.claims, routes),
+        "an actor that sees": (("images",), evolve(ACTOR, fields=seeing, claims=("images",))),
     }
     for who, role in [(who, role) for who, (needed, role) in found.items() if all(map(claimed, needed))]:
         ends = []
         for claims in ((), CHECKPOINTING):
             fields = {"optimizer": SCALED, "max_tokens_per_microbatch": 20, "temperature": 0.7, **role.fields}
             with bench.engine(*role.claims, *claims, **fields) as engine:
-                reports = [engine.train_step(bench.batch(seed=step), role.objective()) for step in range(3)]
+                reports = [engine.train_step(_lesson(bench, role, step), role.objective()) for step in range(3)]
                 ends.append((reports, bench.witnessed(engine)))
         (once, weights_once), (twice, weights_twice) = ends
         for step, (left, right) in enumerate(zip(twice, once, strict=True)):
@@ -103,6 +112,17 @@ def recomputed(bench: TrainBench) -> None:
             expect(right.grad_norm > 0, f"{who} has no gradient")
             number(bench, f"the norm of step {step} of {who}", left.grad_norm, right.grad_norm, atol=1e-5, rtol=1e-4)
         weights_close(bench, f"weights of {who} after three steps", weights_twice, weights_once, atol=2e-5)
+
+
+def _lesson(bench: TrainBench, role: Role, step: int) -> Batch:
+    """Return what a role is taught, with what its claims are about."""
+    if "images" in role.claims:
+        return showing(seed=step)
+    batch = bench.batch(seed=step)
+    if "experts.replay" not in role.claims:
+        return batch
+    routes = RoutedOracle(bench.model(kind=MIXTURE)).random_routes(batch.num_tokens, step)
+    return batch.with_tokens(**{ROUTED_EXPERTS: routes})
 
 
 @check("train.combined.drawing", level=Level.SINGLE, law=6, spec="train#models", requires=CHECKPOINTING)

@@ -26,7 +26,7 @@ from areal_conformance.oracles.train import Oracle
 from areal_conformance.oracles.train_compare import close, same
 from areal_conformance.outcome import expect, raises
 from areal_core.contract.errors import ArealError
-from areal_core.contract.train import Output, TrainEngine
+from areal_core.contract.train import OptimizerSpec, Output, TrainEngine
 from areal_torch.testing.memory_weights import MemorySink
 from areal_torch.testing.objectives import PolicyGradient
 
@@ -140,8 +140,15 @@ def failed_start(bench: TrainBench) -> None:
 
 @check("train.frozen.role", level=Level.SINGLE, law=8, spec="train#areal_core.contract.train.TrainSpec")
 def frozen_role(bench: TrainBench) -> None:
-    """A role without optimizer scores, sends, saves and comes back; `train_step` on it is an error of ours."""
+    """A role without optimizer scores as one with it, sends, saves and comes back; it refuses to make a step."""
     batch = bench.batch()
+    for dtype in bench.target.adapter.dtypes:
+        found = []
+        for optimizer in (OptimizerSpec(), None):
+            cold = bench.engine(optimizer=optimizer, dtype=dtype, temperature=0.6, max_tokens_per_microbatch=20)
+            with cold as engine:
+                found.append(engine.forward(batch, LOGPROBS).tokens["logprobs"])
+        close(bench, f"logprobs of a frozen role in {dtype}, beside one that trains", found[1], found[0], atol=1e-5)
     wanted = Oracle(bench.model()).columns(batch)[Output.LOGPROBS]
     with bench.engine(optimizer=None) as engine:
         before = bench.witnessed(engine)

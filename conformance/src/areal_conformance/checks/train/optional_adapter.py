@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from itertools import combinations
 
 import attrs
 import torch
@@ -29,6 +30,8 @@ CLAIMS = ("lora", "weights.adapter")
 _check = partial(check, level=Level.SINGLE, spec="train#lora", requires=CLAIMS, since=(1, 3))
 LOGPROBS = frozenset({Output.LOGPROBS})
 PREFIX = "base_model.model."
+_ALIKE = 0.9
+"""Correlation that two draws of some ninety numbers never have by chance, and the same draw has, also rounded."""
 _CHANCE = 5.0
 """Standard errors that a mean is off by chance once in two million draws."""
 
@@ -46,7 +49,7 @@ def amounts_to(base: Mapping[str, Tensor], sent: Mapping[str, Tensor], lora: Lor
 
 @_check("train.adapter.sent", law=7)
 def sent(bench: TrainBench) -> None:
-    """Every A [rank, in] and B [out, rank] of the layers named, and nothing else; at first B is zero, A around it."""
+    """Every A [rank, in] and B [out, rank] of the layers named, no more; B begins as zero, A around it, each apart."""
     model = bench.model()
     base = read_folder(model)
     for names in TARGETS:
@@ -70,6 +73,16 @@ def sent(bench: TrainBench) -> None:
         )
         off = float(drawn.mean().abs()) * len(drawn) ** 0.5
         expect(off < _CHANCE, f"with targets {names} A is not drawn around zero: its mean is {off:.1f} errors off")
+        _drawn_apart({name: each for name, each in found.items() if "lora_A" in name})
+
+
+def _drawn_apart(drawn: Mapping[str, Tensor]) -> None:
+    """Expect no two layers to begin with the same numbers, whatever each scales them by."""
+    for (one, left), (two, right) in combinations(drawn.items(), 2):
+        common = min(left.numel(), right.numel())
+        pair = torch.stack([each.double().flatten()[:common] for each in (left, right)])
+        alike = float(torch.corrcoef(pair)[0, 1].abs())
+        expect(alike < _ALIKE, f"{one} and {two} begin with the same numbers, {alike:.3f} correlated")
 
 
 @_check("train.adapter.is_used", law=7)
@@ -102,7 +115,7 @@ def is_used(bench: TrainBench) -> None:
 
 @_check("train.adapter.begins", law=7)
 def begins(bench: TrainBench) -> None:
-    """With `path` the adapter begins as that folder's, whatever the seed, and is trained; an unfit one is refused."""
+    """With `path` the adapter begins as that folder's, whatever the seed, to train or to score; an unfit is refused."""
     model, folder = bench.model(), bench.folder / "begun"
     lora = LoraSpec(rank=3, alpha=6.0, targets=("q_proj", "down_proj"))
     write_adapter(folder, read_folder(model), rank=lora.rank, alpha=lora.alpha, targets=lora.targets, seed=4)
@@ -122,6 +135,9 @@ def begins(bench: TrainBench) -> None:
             engine.train_step(bench.batch(seed=1), PolicyGradient())
             stuck = sorted({*first} - {*same_bits(bench.sent(engine, 1), first)})
             expect(not stuck, f"a step left {', '.join(stuck[:3])} as the folder has them")
+    with bench.engine(*CLAIMS, model=model, lora=begun, optimizer=None) as engine:
+        got = engine.forward(batch, LOGPROBS).tokens["logprobs"]
+    close(bench, "log-probs of a frozen adapter that begins as a folder", got, wanted, atol=3e-4)
     for wrong in (
         attrs.evolve(begun, rank=2),
         attrs.evolve(begun, targets=("v_proj",)),

@@ -6,6 +6,8 @@ Does not know: files, or how an engine runs a vision tower.
 
 from __future__ import annotations
 
+import json
+import shutil
 from functools import partial
 from typing import Any
 
@@ -13,17 +15,19 @@ import torch
 
 from areal_conformance.benches.train import TrainBench, read_folder
 from areal_conformance.check import Level, check
-from areal_conformance.oracles.train_compare import SCORES, same, scored, slopes_close
-from areal_conformance.oracles.train_images import KIND, SIZES, SeeingOracle, showing
+from areal_conformance.checks.train.zoo import says_the_same
+from areal_conformance.oracles.train_compare import SCORES, columns_close, same, scored, slopes_close
+from areal_conformance.oracles.train_images import KIND, OTHERS, SIZES, SeeingOracle, showing
 from areal_conformance.outcome import expect, raises
 from areal_core.contract.batch import Batch
 from areal_core.contract.data import IMAGE_GRID, IMAGE_TOKENS, PIXEL_VALUES
-from areal_core.contract.errors import BatchError
+from areal_core.contract.errors import BatchError, CapabilityError, ModelError
 from areal_torch.testing.objectives import PolicyGradient
 
 CLAIM = ("images",)
 ATOL = 1e-4
 _check = partial(check, level=Level.SINGLE, spec="train#images", requires=CLAIM, since=(1, 2))
+_PROCESSORS = ("processor_config.json", "video_preprocessor_config.json")
 _PLACEHOLDER = 2
 """The tiny model's image token, counted from its number of words."""
 
@@ -87,6 +91,26 @@ def gradient(bench: TrainBench) -> None:
         slopes_close(bench, f"images of {sizes}", model, oracle, showing(sizes, seed=4), *CLAIM, budget)
 
 
+@_check("train.images.kinds", law=1)
+def kinds(bench: TrainBench) -> None:
+    """Other kinds of models that see are scored and trained as transformers does it, or refused when one starts."""
+    for kind in OTHERS:
+        model, batch = bench.model(kind=kind), showing(seed=7)
+        engine = bench.fresh(*CLAIM)
+        try:
+            engine.start(bench.spec(*CLAIM, model=model), bench.rank_context())
+            got = engine.forward(batch, SCORES)
+        except (ModelError, CapabilityError) as error:
+            expect(error.why or error.fix, f"a {kind} is refused without a reason: {error.what}")
+            bench.notes.append(f"{kind} is refused")
+            continue
+        finally:
+            engine.close()
+        oracle = SeeingOracle(model)
+        columns_close(bench, f"of a {kind}", got, oracle.columns(batch), atol=ATOL)
+        slopes_close(bench, f"a {kind}", model, oracle, batch, *CLAIM, 26)
+
+
 @_check("train.images.kept", law=1)
 def kept(bench: TrainBench) -> None:
     """`forward` gives images back as they came, in the same order."""
@@ -103,8 +127,10 @@ def kept(bench: TrainBench) -> None:
 @_check("train.images.folder", law=2)
 def folder(bench: TrainBench) -> None:
     """A folder written from a model that sees is one: every tensor of the start, its processor, its configuration."""
-    model, _ = oracle_of(bench)
-    path = bench.folder / "written"
+    model, path = bench.folder / "model", bench.folder / "written"
+    shutil.copytree(bench.model(kind=KIND), model)
+    for name in _PROCESSORS:  # which of them a folder has depends on its age
+        (model / name).write_text(json.dumps({"processor_class": "Qwen2_5_VLProcessor"}))
     with bench.engine(*CLAIM, model=model) as engine:
         engine.save_weights(path)
     base, written = read_folder(model), read_folder(path)
@@ -114,6 +140,7 @@ def folder(bench: TrainBench) -> None:
     for file in model.iterdir():
         if file.suffix != ".safetensors":
             expect((path / file.name).is_file(), f"{file.name} is missing from the folder written")
+    says_the_same(path, model, KIND)
 
 
 def _unfit(batch: Batch) -> dict[str, Batch]:

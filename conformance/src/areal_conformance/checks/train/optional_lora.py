@@ -225,6 +225,32 @@ def no_such_target(bench: TrainBench) -> None:
         expect(error.why or error.fix, f"targets {names} are refused without a reason: {error.what}")
 
 
+@_check("train.lora.no_layer", law=8)
+def no_layer(bench: TrainBench) -> None:
+    """Embeddings, heads, routers and experts that targets name beside layers are refused at start, or adapted too."""
+    named: dict[str, dict[str, Any]] = {"embed_tokens": {}, "lm_head": {"tied": False}}
+    if EXPERTS in bench.target.adapter.models:
+        named |= {"mlp.gate": {"kind": EXPERTS}, "up_proj": {"kind": EXPERTS}}
+    for target, arguments in named.items():
+        model = bench.model(**arguments)
+        spec = bench.spec(
+            "lora", model=model, optimizer=QUICK, lora=LoraSpec(rank=2, alpha=4.0, targets=("q_proj", target))
+        )
+        engine, base = bench.fresh("lora"), read_folder(model)
+        try:
+            engine.start(spec, bench.rank_context())
+            for step in (1, 2):
+                _step(bench, engine, step)
+            sent = bench.sent(engine)
+        except ArealError as error:
+            expect(error.why or error.fix, f"the target {target} is refused without a reason: {error.what}")
+            continue
+        finally:
+            engine.close()
+        stuck = not any(is_target(name, (target,)) for name in same_bits(sent, base))
+        expect(not stuck, f"the target {target} is accepted, and after two steps every weight it names is the base's")
+
+
 @_check("train.lora.send_disturbs_nothing", law=7)
 def send_disturbs_nothing(bench: TrainBench) -> None:
     """Merging for a send or a folder leaves the training as it is: scores, sends and steps keep their bits."""

@@ -18,13 +18,14 @@ from areal_conformance.oracles.train_compare import same
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError
 from areal_core.contract.optional import SupportsOffload
-from areal_core.contract.train import OptimizerSpec, Output, TrainEngine
+from areal_core.contract.train import LoraSpec, OptimizerSpec, Output, TrainEngine
 from areal_torch.testing.objectives import PolicyGradient
 
 CLAIM = ("memory.offload",)
 rule = partial(check, level=Level.SINGLE, spec="train#offload", requires=CLAIM, since=(1, 1))
 LOGPROBS = frozenset({Output.LOGPROBS})
 STEADY = OptimizerSpec(lr=1e-2, weight_decay=0.1, schedule="linear", total_steps=9)
+ADAPTER = LoraSpec(rank=2, alpha=4.0, targets=("q_proj", "v_proj"))
 _SHARE = 0.9
 """Part of weights and both moments, in float32, that must be gone: buffers may stay."""
 
@@ -79,20 +80,23 @@ def full(bench: TrainBench) -> None:
 @rule("train.offload.frees", law=10)
 @of_newcomers()
 def frees(bench: TrainBench) -> None:
-    """`offload` frees the memory of weights and optimizer on the device, each time, not only the first."""
+    """`offload` frees the memory of weights and optimizer, of those below an adapter too, and each time, not once."""
     device = bench.target.torch_type
     model = bench.model(hidden=128)
-    with bench.engine(*CLAIM, model=model, optimizer=STEADY) as engine:
-        assert bench.info is not None
-        wanted = 4 * 3 * bench.info.num_parameters
-        for turn in range(2):
-            engine.train_step(bench.batch(seed=turn), PolicyGradient())
-            before = held_bytes(device)
-            _call(engine, ("offload",))
-            freed = before - held_bytes(device)
-            told = f"offload number {turn + 1} freed {freed} bytes on {device}; weights and two moments are {wanted}"
-            expect(freed >= _SHARE * wanted, told)
-            _call(engine, ("onload",))
+    for lora, kept in ((None, 3), (ADAPTER, 1))[: 1 + bench.target.claimed("lora")]:
+        claims = CLAIM if lora is None else (*CLAIM, "lora")
+        with bench.engine(*claims, model=model, optimizer=STEADY, lora=lora) as engine:
+            assert bench.info is not None
+            wanted = 4 * kept * bench.info.num_parameters
+            for turn in range(2):
+                engine.train_step(bench.batch(seed=turn), PolicyGradient())
+                before = held_bytes(device)
+                _call(engine, ("offload",))
+                freed = before - held_bytes(device)
+                what = "weights and two moments" if lora is None else "the weights below the adapter"
+                told = f"offload number {turn + 1} freed {freed} bytes on {device}; {what} are {wanted}"
+                expect(freed >= _SHARE * wanted, told)
+                _call(engine, ("onload",))
 
 
 @rule("train.offload.frozen", law=4)

@@ -58,6 +58,7 @@ rule = partial(check, level=Level.DISTRIBUTED, since=(1, 1), ranks=2)
             "scores and steps are those of one.",
             requires=("images", _DATA),
             since=(1, 2),
+            deadline_s=120.0,
         ),
         "candidates": Row(
             "Candidates travel with the shards, of a vocabulary that may be shared: scores and steps are those of one.",

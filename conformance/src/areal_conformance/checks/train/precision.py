@@ -6,15 +6,23 @@ Does not know: how they are done.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import torch
 
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.oracles.train import Oracle
 from areal_conformance.oracles.train_compare import SCORES, close, number, same, weights_close
+from areal_conformance.oracles.train_experts import KIND as MIXTURE
+from areal_conformance.oracles.train_experts import RoutedOracle
+from areal_conformance.oracles.train_images import KIND as SEEING
+from areal_conformance.oracles.train_images import SeeingOracle, showing
 from areal_conformance.oracles.train_optimizer import SCALED
 from areal_conformance.outcome import expect
-from areal_core.contract.train import OptimizerSpec, Output
+from areal_core.contract.batch import Batch
+from areal_core.contract.train import ROUTED_EXPERTS, OptimizerSpec, Output
 from areal_torch.testing.objectives import PolicyGradient
 
 SPEC, ENGINES = "train#areal_core.contract.train.TrainSpec", "train#training-engines-and-objectives"
@@ -43,15 +51,31 @@ def bfloat16_forward(bench: TrainBench) -> None:
 
 @check("train.bfloat16.steps", level=Level.SINGLE, law=6, spec=SPEC, requires=BFLOAT16)
 def bfloat16_steps(bench: TrainBench) -> None:
-    """In bfloat16 loss and gradient norm are near the oracle's, whatever the micro-batches."""
+    """In bfloat16 loss and gradient norm are near the oracle's, of routed and seeing models too, however cut."""
+    for what, claims, model, batch, oracle in _models(bench):
+        wanted = oracle.gradient(batch, PolicyGradient())
+        for tokens in (16384, 32):
+            fields = {"dtype": "bfloat16", "max_tokens_per_microbatch": tokens}
+            with bench.engine(*claims, model=model, **fields) as engine:
+                told = engine.train_step(batch, PolicyGradient())
+            near = abs(told.loss - wanted.loss) < 0.03 + 0.03 * abs(wanted.loss)
+            expect(near, f"{what}: loss {told.loss}, oracle {wanted.loss}")
+            near = abs(told.grad_norm - wanted.norm) < 0.1 * wanted.norm
+            expect(near, f"{what}: gradient norm {told.grad_norm}, oracle {wanted.norm}")
+
+
+def _models(bench: TrainBench) -> Iterator[tuple[str, tuple[str, ...], Path, Batch, Oracle]]:
+    """Yield a model of each sort that is claimed, what it is taught, and its oracle."""
     batch = bench.batch([(2, 9), (1, 14), (4, 9), (3, 20), (1, 30)])
-    wanted = Oracle(bench.model()).gradient(batch, PolicyGradient())
-    for tokens in (16384, 32):
-        with bench.engine(dtype="bfloat16", max_tokens_per_microbatch=tokens) as engine:
-            told = engine.train_step(batch, PolicyGradient())
-        expect(abs(told.loss - wanted.loss) < 0.03 + 0.03 * abs(wanted.loss), f"loss {told.loss}, oracle {wanted.loss}")
-        near = abs(told.grad_norm - wanted.norm) < 0.1 * wanted.norm
-        expect(near, f"gradient norm {told.grad_norm}, oracle {wanted.norm}")
+    yield "a dense model", (), bench.model(), batch, Oracle(bench.model())
+    if bench.target.claimed("experts.replay"):  # with routes of its own one rounding may choose another expert
+        model = bench.model(kind=MIXTURE)
+        oracle = RoutedOracle(model)
+        routed = batch.with_tokens(**{ROUTED_EXPERTS: oracle.routes(batch)})
+        yield "a mixture of experts", ("experts.replay",), model, routed, oracle
+    if bench.target.claimed("images"):
+        model = bench.model(kind=SEEING)
+        yield "a model that sees", ("images",), model, showing(), SeeingOracle(model)
 
 
 @check("train.bfloat16.tiny_steps", level=Level.SINGLE, law=6, spec=SPEC, requires=BFLOAT16)

@@ -11,6 +11,7 @@ from typing import Any
 
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, Row, check, family
+from areal_conformance.oracles.train_experts import KIND
 from areal_conformance.outcome import Inconclusive, NotRefused, expect
 from areal_conformance.ranks.layouts import (
     APART_S,
@@ -21,6 +22,7 @@ from areal_conformance.ranks.layouts import (
     layouts,
     named,
     no_gap,
+    of_experts,
     raised_on_all,
     same_on_all,
     same_report,
@@ -30,6 +32,7 @@ _DATA = "parallel.data"
 _EXACT = (_DATA, "checkpoint.exact")
 _RESHARD = (*_EXACT, "checkpoint.reshard")
 _STATE = "areal_conformance.ranks.state"
+_MIXTURE = {"kind": KIND}
 _check = partial(check, level=Level.DISTRIBUTED, law=4, spec="train#load_state", requires=_EXACT, ranks=2)
 _background = partial(
     _check,
@@ -44,6 +47,8 @@ def exact(bench: TrainBench) -> None:
     """On the same ranks a loaded state gives the same next steps, bit for bit, in this engine and in a new one."""
     for layout in layouts(bench):
         same_after_load(bench, layout)
+    for layout in of_experts(bench):
+        same_after_load(bench, layout, model=_MIXTURE)
 
 
 @_check("train.ranks.state.random")
@@ -71,13 +76,14 @@ def random_numbers(bench: TrainBench) -> None:
 )
 def others(bench: TrainBench, case: str) -> None:
     """Other ranks go on where the first stopped."""
-    found = layouts(bench)
-    following = {"fewer": [{"d": 1} for _ in found], "more": found, "relayout": [*found[1:], found[0]]}[case]
-    for saver, loader in zip([{"d": 1} for _ in found] if case == "more" else found, following, strict=True):
-        path = str(bench.folder / f"{case}-{named(saver)}-to-{named(loader)}")
-        expected = _on(bench, "save_for_others", saver, path)
-        actual = _on(bench, "load_from_others", loader, path)
-        _goes_on(bench, f"saved by {named(saver)}, loaded by {named(loader)}", loader, expected[0], actual)
+    dense = layouts(bench)
+    for found, first, model in ((dense, dense[0], {}), (of_experts(bench), dense[0], _MIXTURE)):
+        following = {"fewer": [{"d": 1} for _ in found], "more": found, "relayout": [*found, first][1:]}[case]
+        for saver, loader in zip([{"d": 1} for _ in found] if case == "more" else found, following, strict=True):
+            path = str(bench.folder / f"{case}-{named(saver)}-to-{named(loader)}")
+            expected = _on(bench, "save_for_others", saver, path, model=model)
+            actual = _on(bench, "load_from_others", loader, path, model=model)
+            _goes_on(bench, f"saved by {named(saver)}, loaded by {named(loader)}", loader, expected[0], actual)
 
 
 @_check("train.ranks.refuse.reshard", law=8, unless=("checkpoint.reshard",), deadline_s=40.0)
@@ -182,10 +188,13 @@ def background_full(bench: TrainBench) -> None:
         raise Inconclusive("no rank wrote a file large enough")
 
 
-def _on(bench: TrainBench, program: str, layout: dict[str, int], path: str, apart_s: float = 15.0) -> list[Any]:
+def _on(
+    bench: TrainBench, program: str, layout: dict[str, int], path: str, apart_s: float = 15.0, **arguments: Any
+) -> list[Any]:
     """Run a program on the ranks of a layout: one, or two. Any: plain json."""
     size = 1 if layout == {"d": 1} else 2
-    return bench.on_ranks(f"{_STATE}:{program}", size, apart_s=apart_s, layout=layout, rows=UNEVEN, path=path)
+    arguments |= {"layout": layout, "rows": UNEVEN, "path": path}
+    return bench.on_ranks(f"{_STATE}:{program}", size, apart_s=apart_s, **arguments)
 
 
 def same_after_load(bench: TrainBench, layout: dict[str, int], **arguments: Any) -> None:

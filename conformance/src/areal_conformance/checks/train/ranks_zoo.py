@@ -12,7 +12,7 @@ from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Inconclusive, expect
 from areal_conformance.probes.precision import MOMENTS
-from areal_conformance.ranks.layouts import EVEN, close, layouts, named, with_experts
+from areal_conformance.ranks.layouts import EVEN, close, layouts, named, of_experts, with_experts
 from areal_conformance.target import Target
 from areal_conformance.zoo.architectures import ARCHITECTURES
 from areal_conformance.zoo.folders import folder_of
@@ -29,7 +29,7 @@ rule = partial(check, level=Level.DISTRIBUTED, law=6, ranks=2, requires=("parall
 @rule("train.ranks.zoo", spec="train#models", deadline_s=180.0)
 def zoo(bench: TrainBench) -> None:
     """Models drawn from what config.json can say are scored and stepped by two ranks as by transformers in float64."""
-    found = [*layouts(bench), *_of_experts(bench)]
+    found = [*layouts(bench), *of_experts(bench)]
     for number, layout in enumerate(found):
         for model in models(bench.target, layout, number):
             folder = str(folder_of(model))
@@ -68,7 +68,3 @@ def models(target: Target, layout: dict[str, int], number: int) -> list[Drawn]:
         fitting = [model for model in claimed(target, kind) if HEADS[model["heads"]][1] > 1]
         found.append(fitting[number % len(fitting)])
     return found
-
-
-def _of_experts(bench: TrainBench) -> list[dict[str, int]]:
-    return layouts(bench, letter="e") if bench.target.claimed("parallel.expert") else []

@@ -20,6 +20,7 @@ from areal_core.contract.errors import CapabilityError, ModelError, PlanError, W
 from areal_core.contract.train import Head, LoraSpec
 
 PREFIX = "base_model.model."
+_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 @frozen(kw_only=True, eq=False)
@@ -74,7 +75,7 @@ def new_adapters(spec: LoraSpec, head: Head, shapes: Mapping[str, tuple[int, ...
         WrongType: a rank below 1.
         PlanError: no layer has such a name.
         ModelError: the folder they begin as does not fit.
-        CapabilityError: with a value head, which would stay as it is.
+        CapabilityError: with a value head, which would stay as it is, or on other weights than layers.
     """
     if spec.rank < 1:
         raise WrongType(f"lora.rank is {spec.rank}", why="an adapter has at least one row", fix="set it to 8")
@@ -88,8 +89,14 @@ def new_adapters(spec: LoraSpec, head: Head, shapes: Mapping[str, tuple[int, ...
     tensors: dict[str, Tensor] = {}
     for name, shape in shapes.items():
         layer = name.removesuffix(".weight")
-        if len(shape) != 2 or layer.endswith("embed_tokens") or not layer.endswith(spec.targets):
+        if len(shape) != 2 or not layer.endswith(spec.targets):
             continue
+        if ".experts." in layer or not layer.endswith(_LAYERS):
+            raise CapabilityError(
+                f"lora.targets {list(spec.targets)} name {layer}, which gets no adapter here",
+                why=f"adapters sit on {', '.join(_LAYERS)} of attention and dense feed-forward layers",
+                fix="name such layers alone",
+            )
         bound = shape[1] ** -0.5
         tensors[f"{layer}.A"] = (torch.rand(spec.rank, shape[1], generator=generator) * 2 - 1) * bound
         tensors[f"{layer}.B"] = torch.zeros(shape[0], spec.rank)
@@ -97,7 +104,7 @@ def new_adapters(spec: LoraSpec, head: Head, shapes: Mapping[str, tuple[int, ...
         raise PlanError(
             f"lora.targets {list(spec.targets)} name no layer of this model",
             why="a target is the end of a linear layer's name",
-            fix="use q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj",
+            fix=f"use {', '.join(_LAYERS)}",
         )
     made = Adapters(tensors=tensors, scale=spec.alpha / spec.rank)
     return begun(made, Path(spec.path)) if spec.path else made
