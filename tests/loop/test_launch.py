@@ -15,7 +15,7 @@ from areal_core.config.plan import Plan, make_plan
 from areal_core.contract.errors import ResourceError
 from areal_core.contract.scheduler import Job, WorkerStatus
 from areal_core.contract.train import EngineInfo, LoraSpec, RankContext
-from areal_core.loop.launch import ReplicaLauncher, start_train_group
+from areal_core.loop.launch import ReplicaLauncher, start_train_group, start_train_groups
 from areal_core.plugins.registry import default_registry
 from areal_tasks.quickstart.quickstart import preset_path
 from areal_tasks.tiny import make_spell_model
@@ -95,6 +95,24 @@ def test_ranks_meet_where_rank_zero_says(plan: Plan) -> None:
 
     assert [worker.ranks[0].init_method for worker in recorder.workers] == ["tcp://10.0.0.7:20000"] * 2
     assert [(job.memory, job.env) for job in recorder.jobs] == [(2**29, {"A": "b"})]
+
+
+def test_schedules_end_with_the_last_optimizer_step_of_a_run(tmp_path: Path) -> None:
+    """A step of the run has minibatches times epochs of them; where the yaml says a number, it is that."""
+    model = make_spell_model(tmp_path / "model", seed=1)
+    roles = ["actor.backend=fsdp:d1", "critic.backend=fsdp:d1", "reference.backend=fsdp:d1"]
+    asked = ["steps=5", "algorithm.minibatches=2", "algorithm.epochs=3", "critic.optimizer.total_steps=7"]
+    config = load_config(preset_path("spell"), [f"model.path={model}", *roles, *asked])
+    recorder = Recorder("a", "a", "a")
+
+    asyncio.run(start_train_groups(recorder, make_plan(config, default_registry(), {})))
+
+    specs = [args[0] for worker in recorder.workers for method, args in worker.calls if method == "start"]
+    assert {spec.role: spec.optimizer and spec.optimizer.total_steps for spec in specs} == {
+        "actor": 5 * 2 * 3,
+        "critic": 7,
+        "reference": None,
+    }
 
 
 @pytest.mark.parametrize(("hosts", "together"), [(("a", "a"), True), (("a", "b"), False)])

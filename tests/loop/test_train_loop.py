@@ -282,6 +282,24 @@ def test_a_resumed_run_adds_to_its_totals(tmp_path: Path) -> None:
     assert record["wall_s"] >= 100.0
 
 
+@pytest.mark.parametrize("resumed", range(5))
+def test_what_is_due_is_told_by_the_version_wherever_a_run_goes_on(tmp_path: Path, resumed: int) -> None:
+    """A resume evaluates and saves the versions that the run would have without it, no others."""
+    everything = Everything()
+    everything.version = resumed
+    every = ("evaluation.before=false", "evaluation.every_steps=2", "checkpoint.every_steps=3")
+    loop, _ = _loop(tmp_path, everything, "steps=7", *every)
+
+    asyncio.run(loop.run(resumed, Totals()))
+
+    assert [entry for entry in everything.log if "evaluated" in entry] == [
+        f"evaluated {version}" for version in (2, 4, 6, 7) if version > resumed
+    ]
+    assert [entry for entry in everything.log if "saved" in entry] == [
+        f"saved {version}" for version in (3, 6, 7) if version > resumed
+    ]
+
+
 BACKGROUND = ("checkpoint.every_steps=1", "checkpoint.background=true", "evaluation.before=false", "steps=3")
 
 

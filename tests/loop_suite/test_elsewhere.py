@@ -19,7 +19,7 @@ from areal_rollouts.runner import ProcessRunner
 from .bench import LoopBench, LoopParts
 from .target import CHECKS, LOOP
 
-NOT_OF_EPISODES = ("loop.checkpoint.", "loop.folder.", "loop.turns.", "loop.pool.in_parts")
+NOT_OF_EPISODES = ("loop.checkpoint.", "loop.folder.", "loop.turns.", "loop.pool.in_parts", "loop.pool.budget")
 """Checks of other parts of the loop: no episode is made in them."""
 
 

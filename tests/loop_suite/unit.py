@@ -1,6 +1,7 @@
 """The core's other tests of the loop as checks: what no plugin can break is held by them, not by rules.
 
-A check is a file of `tests/rollout`, `tests/fleet` or `tests/loop`, all that `make test` makes of it.
+A check is a file of `tests/rollout`, `tests/fleet`, `tests/loop` or `tests/algorithms`, all that `make test` makes of
+it.
 
 Knows: which files, and how one is made in this process.
 Does not know: what they test.
@@ -19,7 +20,7 @@ import pytest
 from areal_conformance.check import Check, Level, Tier
 from areal_conformance.outcome import Violation
 
-FOLDERS = ("rollout", "fleet", "loop")
+FOLDERS = ("rollout", "fleet", "loop", "algorithms")
 HERE = Path(__file__).parents[1]
 QUICK = "not slow and not hostile and not cluster and not gpu and not vllm and not sglang"
 PLUGINS = ("-p", "pytest_timeout", "-p", "_hypothesis_pytestplugin", "-p", "no:cacheprovider")

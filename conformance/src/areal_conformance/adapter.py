@@ -141,6 +141,20 @@ class Bounds:
 
 
 @frozen(kw_only=True)
+class Scoring:
+    """How a workflow that asks for rewards of tasks of its own does so, and what they make its trajectories worth.
+
+    Scoring(adds=("task",), worth=lambda value: (4 * value * (1 - value), value))
+    """
+
+    adds: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
+    """Columns that the reward is told beside those of the row. With some, the prompt it is told is what was asked."""
+    worth: Callable[[float], tuple[float, ...]] = lambda value: (value,)
+    """The rewards that trajectories of an episode have where each reward it asked for is this one: all of them occur,
+    and no other."""
+
+
+@frozen(kw_only=True)
 class Promise:
     """Bounds of one figure of level 5: outside them its check fails. A figure without a promise is told only.
 
@@ -198,12 +212,16 @@ class Adapter:
     without_effect: Mapping[str, str] = Factory(dict)
     """Option -> why no variant has it: what it changes is speed, waiting, or seen nowhere here. With variants, every
     option of the config class is in one, in `options`, in a threshold, or here."""
+    folders: Mapping[str, Mapping[str, Any]] = Factory(dict)
+    """Of a transport: option that names a folder -> the other options it needs to be used. Any: as in yaml."""
     rows: tuple[Mapping[str, Any], ...] = field(
         default=({"prompt": "stone>", "answer": "enots"}, {"prompt": "abacab>", "answer": "bacaba"}),
         converter=tuple[Mapping[str, Any], ...],
     )
     """Rows a workflow makes episodes from, at least two, all different, of the characters a-z, ">" and "-".
     A column `prompt` is text the policy is asked with; name other things otherwise. Any: the workflow decides."""
+    scoring: Scoring = Factory(Scoring)
+    """Of a workflow: what it asks rewards for, where that is not the row's own prompt, and what they are worth."""
     tokenizers: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
     """Tokenizers a renderer is bound to: kinds of tiny ones of the suite (`probes.tokenizers.TEMPLATES`: `chatml`,
     `thinking`, `bare`), or a function that returns one, for templates of your own: `module:function`, or

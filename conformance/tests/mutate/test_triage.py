@@ -93,6 +93,18 @@ def test_excused_survivors_leave_the_score_and_gaps_stay() -> None:
     assert record(*excused, *counted, died_after_all).score == Score(2, 4)
 
 
+def test_what_python_refuses_has_a_score_without_it() -> None:
+    """A mutant that raises TypeError wherever it runs says nothing of a check; one that a check judged does."""
+    refused = attrs.evolve(row(1, Fate.KILLED).trial, message="the backend raised TypeError: int() takes no path")
+    judged = attrs.evolve(refused, message="expected version 3, got 2: ATypeErrorsName")
+    made = record(*(attrs.evolve(row(2, Fate.KILLED), trial=trial) for trial in (refused, judged)), row(3, Fate.UNSEEN))
+
+    assert made.score == Score(2, 3)
+    assert made.score_of_valid == Score(1, 2)
+    assert "score without 1 that any call tells (TypeError and the like): 1 of 2, 50.0%" in text(made)
+    assert "any call tells" not in text(record(row(4, Fate.KILLED)))
+
+
 def test_wilsons_interval() -> None:
     """Known values: 31 of 40, none and all of ten, nothing at all."""
     assert Score(31, 40).interval == pytest.approx((0.6250, 0.8768), abs=1e-4)
@@ -117,4 +129,4 @@ def test_the_report_tells_survivors_from_lines_nobody_runs(tmp_path: Path) -> No
     paths = write(made, tmp_path / "out")
     assert [path.name for path in paths] == ["mutation.json", "mutation.md", "survivors.toml"]
     assert paths[2].read_text().count("[[mutant]]") == 2
-    assert to_json(made)["fates"] == {"excused": 0, "killed": 1, "survived": 1, "unseen": 1}
+    assert to_json(made)["fates"] == {"excused": 0, "killed": 1, "refused": 0, "survived": 1, "unseen": 1}

@@ -20,6 +20,7 @@ class _Role:
 
     def __init__(self, role: str, fails_at: str = "", seen: Callable[[], None] = lambda: None) -> None:
         self.role = role
+        self.is_begun = False
         self._fails_at = fails_at
         self._seen = seen
 
@@ -30,12 +31,13 @@ class _Role:
         self._write("save_weights", path)
 
     async def begin_state(self, path: Path) -> None:
-        self._begun = path
+        self._begun, self.is_begun = path, True
 
     async def state_written(self) -> bool:
         return True
 
     async def finish_state(self) -> None:
+        self.is_begun = False
         self._write("finish_state", self._begun)
 
     def _write(self, method: str, path: Path) -> None:
@@ -50,7 +52,7 @@ class _Role:
 class _Learner:
     def __init__(self, fails_at: str = "", seen: Callable[[], None] = lambda: None) -> None:
         self.actor = _Role("actor", fails_at, seen)
-        self.critic = None
+        self.critic: _Role | None = None
 
 
 def _progress(version: int) -> Any:
@@ -155,3 +157,19 @@ async def background_fails(bench: LoopBench) -> None:
             expect(False, f"a full disk in {fails_at} was not told")
         left = [path.name for path in (folder.root / "checkpoints").iterdir() if path != before]
         expect(folder.latest() == before and not left, f"a state that failed left {folder.latest()}, {left}")
+
+
+@check("loop.checkpoint.background_ends", level=Level.FAULTS, law=4, spec="index#law-by-law")
+async def background_ends(bench: LoopBench) -> None:
+    """A state that one role could not write leaves no other role's begun: each is finished before the error is told."""
+    for role, fails_at in (("actor", "save_weights"), ("actor", "finish_state"), ("critic", "finish_state")):
+        actor, critic = (_Role(name, fails_at if name == role else "") for name in ("actor", "critic"))
+        learner, folder = _Learner(), bench.run_folder(f"{role}-{fails_at}")
+        learner.actor, learner.critic = actor, critic
+        try:
+            await (await bench.parts.begin_checkpoint(folder, learner, _progress(1), keep=1)).finish()
+        except StorageError:
+            left = [one.role for one in (actor, critic) if one.is_begun]
+            expect(not left, f"after a full disk in {fails_at} of the {role} nobody finishes the state of {left}")
+        else:
+            expect(False, f"a full disk in {fails_at} of the {role} was not told")

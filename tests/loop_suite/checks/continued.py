@@ -26,25 +26,26 @@ _WAYS = ((0, 3, 2), (2, 0, 0, 1), (0, 0, 4), (1, 1, 1), (0, 5))
 
 
 class _InParts:
-    """A replica that gives so many tokens each time it is asked; the last part is the end."""
+    """A replica that gives so many tokens each time it is asked; the last part is the end, or `cut` like the others."""
 
     id, host = "rollout/0", "127.0.0.1"
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self._left, self.asked = list(sizes), list[GenerationRequest]()
+    def __init__(self, sizes: Sequence[int], *, cut: bool = False) -> None:
+        self._left, self._cut, self.asked = list(sizes), cut, list[GenerationRequest]()
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         """Answer `generate`. Any: as in the contract."""
         assert method == "generate"
         (request,) = args
         self.asked.append(request)
-        count, done = self._left.pop(0), request.num_prior
+        cut, done = self._cut and bool(self._left), request.num_prior
+        count = self._left.pop(0) if self._left else 0
         numbers = range(done, done + count)
         return Generation(
             output_ids=[10 + number for number in numbers],
             logprobs=[-1.0 - number for number in numbers],
             version_spans=[VersionSpan(start=0, stop=count, version=len(self.asked))] if count else [],
-            stop_reason=StopReason.ABORTED if self._left else StopReason.STOP,
+            stop_reason=StopReason.ABORTED if self._left or cut else StopReason.STOP,
             token_extras={_COLUMN: torch.tensor(list(numbers))} if count else {},
         )
 
@@ -67,3 +68,18 @@ async def in_parts(bench: LoopBench) -> None:
         expect(versions == wanted, f"{told} has the versions {versions}, not {wanted}")
         left = [request.sampling.max_new_tokens + request.num_prior for request in replica.asked]
         expect(set(left) == {9}, f"{told}: what was left of the budget of 9 was {left}, prior tokens added")
+
+
+@check("loop.pool.budget", level=Level.FAULTS, law=1, spec="infer#continued-requests")
+async def budget(bench: LoopBench) -> None:
+    """A request that is interrupted at the last token it may have is whole, by its length: nobody is asked for none."""
+    for sizes in ((9,), (3, 6), (8, 0, 1)):
+        replica = _InParts(sizes, cut=True)
+        pool = bench.parts.rollout.pool([replica], clock=StepClock())
+        sampling = SamplingParams(max_new_tokens=9, seed=3)
+        made = await pool.generate(GenerationRequest(request_id="r", input_ids=(5, 6), sampling=sampling))  # type: ignore[arg-type]
+        told = f"a request for 9 tokens, interrupted after {sizes}"
+        asked = [request.sampling.max_new_tokens for request in replica.asked]
+        expect(len(asked) == len(sizes), f"{told}, was made for {asked} tokens")
+        expect(len(made.output_ids) == 9, f"{told}, came back with {len(made.output_ids)}")
+        expect(made.stop_reason is StopReason.LENGTH, f"{told}, ended by {made.stop_reason}")

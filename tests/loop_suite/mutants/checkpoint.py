@@ -81,6 +81,26 @@ async def forgets_failures(folder: RunFolder, learner: Any, progress: Any, *, ke
     return attrs.evolve(begun, groups=deaf)
 
 
+@broken("begin_checkpoint", "loop.checkpoint.background_ends")
+async def stops_at_the_first_failure(folder: RunFolder, learner: Any, progress: Any, *, keep: int) -> Any:
+    """Leaves the state of one role begun when that of another could not be written."""
+    begun = await begin_checkpoint(folder, learner, progress, keep=keep)
+    one_by_one: list[Any] = [_OneByOne(begun.groups)]
+    return attrs.evolve(begun, groups=one_by_one)
+
+
+class _OneByOne:
+    """Training roles whose states are finished until one of them is not."""
+
+    def __init__(self, groups: Any) -> None:
+        self._groups = groups
+
+    async def finish_state(self) -> None:
+        """Finish them one after another."""
+        for group in self._groups:
+            await group.finish_state()
+
+
 class _Deaf:
     """A training role that tells of no error."""
 

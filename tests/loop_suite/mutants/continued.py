@@ -27,6 +27,15 @@ class ColumnsOfWholeAnswersOnly(InferencePool):
         return made if len(made.version_spans) == 1 else evolve(made, token_extras={})
 
 
+@broken("pool", "loop.pool.budget")
+class GoesOnWhenItIsWhole(InferencePool):
+    """Goes on with an interrupted request that has all the tokens it may have."""
+
+    async def generate(self, request: GenerationRequest, *, affinity: Sequence[str] = ()) -> Generation:
+        more = evolve(request.sampling, max_new_tokens=request.sampling.max_new_tokens + 1)
+        return await super().generate(evolve(request, sampling=more), affinity=affinity)
+
+
 class _Stamped(PoolSession):
     """Stamps everything with a version of the policy."""
 

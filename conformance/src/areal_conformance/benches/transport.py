@@ -39,6 +39,9 @@ PEER_S = 45.0
 ALONE_S = 12.0
 """How long one end of a stream waits for another, if it can be told."""
 
+MOMENT_S = 0.2
+"""What a slow receiver takes over its first bucket, so that the sender gets as far ahead of it as it can."""
+
 SETTLE_S = 5.0
 """How long what a call has ended may linger."""
 LOOK_S = 0.02
@@ -124,13 +127,13 @@ class TransportBench(Bench):
         """Return whether sender and receivers must be there at the same time."""
         return self.target.claimed("streams")
 
-    def transport(self, *, small_buckets: bool = False) -> WeightTransport:
-        """Build one end; call it again for another participant.
+    def transport(self, *, small_buckets: bool = False, **given: Any) -> WeightTransport:
+        """Build one end with options of its own; call it again for another participant. Any: as they stand in yaml.
 
         With `small_buckets` it asks for buckets of 1000 bytes, if it has an option `bucket_bytes`. If it has an
         option `timeout_s` it waits for others no longer than a few seconds.
         """
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = dict(given)
         config = self.target.registry.config_class(self.target.role, self.target.name)
         if small_buckets and hasattr(config, "bucket_bytes"):
             options["bucket_bytes"] = 1000
@@ -240,13 +243,18 @@ class TransportBench(Bench):
         offer: Offer,
         sending: Callable[[], Receipt],
         receivers: Sequence[WeightTransport],
+        *,
+        moment_s: float = 0.0,
     ) -> Streamed:
-        """Run both sides of a stream in threads until all have ended; raise a Violation of law 9 if one does not."""
+        """Run both sides of a stream in threads until all have ended; raise a Violation of law 9 if one does not.
+
+        Receivers take `moment_s` over their first bucket before they copy it.
+        """
         named = [f"receiver/{number}" for number in range(len(receivers))]
         offers = [self.travelled(own) for own in expecting(controller).expect(offer, named)]
         works: dict[str, Callable[[], Any]] = {"sender": sending}  # Any: a Receipt, or what was Received
         for name, end, own in zip(named, receivers, offers, strict=True):
-            works[name] = partial(receive, end, own)
+            works[name] = partial(receive, end, own, moment_s=moment_s)
         return Streamed(ended=self.at_once(works))
 
     def at_once(self, works: Mapping[str, Callable[[], Any]], *, wait_s: float = WAIT_S) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Does not know: what is checked.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 from attrs import frozen
@@ -49,8 +50,8 @@ def send(
     return sink.finish()
 
 
-def receive(transport: WeightTransport, offer: Offer) -> Received:
-    """Copy every bucket before the next is asked for; close the source whatever happens."""
+def receive(transport: WeightTransport, offer: Offer, *, moment_s: float = 0.0) -> Received:
+    """Copy every bucket before the next is asked for, the first a moment late; close the source whatever happens."""
     source = transport.source(offer)
     try:
         manifest = source.manifest
@@ -58,6 +59,8 @@ def receive(transport: WeightTransport, offer: Offer) -> Received:
         count = 0
         for bucket in source.buckets():
             count += 1
+            if count == 1:
+                time.sleep(moment_s)
             for name, tensor in bucket.items():
                 if name in copies:
                     raise Violation(f"tensor {name!r} was yielded twice")

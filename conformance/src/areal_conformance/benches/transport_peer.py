@@ -47,6 +47,11 @@ class _Host:
         os.environ["TMPDIR"] = tempfile.tempdir = path
         return {}
 
+    def work_in(self, path: str) -> dict[str, Any]:
+        """Make another folder the working folder."""
+        os.chdir(path)
+        return {}
+
     def open(self, version: int) -> dict[str, Any]:
         offer = self._end().open(version)
         return {"transport": offer.transport, "version": offer.version, "location": dict(offer.location)}

@@ -6,6 +6,7 @@ Does not know: how it came about (`run`), or how it looks (`report`).
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -19,6 +20,7 @@ from areal_conformance.mutate.triage import Said
 from areal_conformance.mutate.trial import Fate, Trial
 
 SCHEMA = "areal-mutation/1"
+_REFUSED = re.compile(r"\b(?:Type|Attribute|Name|UnboundLocal)Error\b")
 
 
 @frozen(kw_only=True)
@@ -39,6 +41,11 @@ class Row:
     def excused(self) -> bool:
         """Tell whether it leaves the score: it lives, and people said why it may."""
         return self.trial.fate is not Fate.KILLED and self.said is not None and self.said.excused
+
+    @property
+    def refused(self) -> bool:
+        """Tell whether Python itself refused it, as it does swapped arguments of two types: any call would tell."""
+        return self.trial.fate is Fate.KILLED and _REFUSED.search(self.trial.message) is not None
 
 
 @frozen(kw_only=True)
@@ -71,6 +78,11 @@ class Record:
         """Return the score of all rows."""
         return score_of(self.rows)
 
+    @property
+    def score_of_valid(self) -> Score:
+        """Return the score of the rows that Python did not refuse."""
+        return score_of(row for row in self.rows if not row.refused)
+
     def by_module(self) -> dict[str, Score]:
         """Return the score of each module."""
         paths = sorted({row.key.path for row in self.rows})
@@ -93,9 +105,11 @@ def to_json(record: Record) -> dict[str, Any]:
     data: dict[str, Any] = cattrs.unstructure(record)
     fates = Counter(str(row.trial.fate) for row in record.rows)
     fates["excused"] = sum(row.excused for row in record.rows)
+    fates["refused"] = sum(row.refused for row in record.rows)
     return {
         "schema": SCHEMA,
         "score": _plain(record.score),
+        "score_of_valid": _plain(record.score_of_valid),
         "modules": {path: _plain(score) for path, score in record.by_module().items()},
         "fates": dict(sorted(fates.items())),
         **data,

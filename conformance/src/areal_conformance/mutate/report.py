@@ -120,7 +120,11 @@ def _scores(record: Record) -> list[str]:
     told = ", ".join(f"{fates.count(fate)} {fate}" for fate in Fate)
     excused = sum(row.excused for row in record.rows)
     lines.append(f"{_mutants(len(fates))} of {sum(record.population.values())}: {told}; {excused} excused by {NAME}")
-    return [*lines, f"score: {record.score}"]
+    lines.append(f"score: {record.score}")
+    refused = sum(row.refused for row in record.rows)
+    if refused:
+        lines.append(f"score without {refused} that any call tells (TypeError and the like): {record.score_of_valid}")
+    return lines
 
 
 def _mutants(number: int) -> str:

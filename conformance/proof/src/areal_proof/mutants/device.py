@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,11 @@ def asks_torch():
 """
 
 
-def _other(whole: Target, **fields: Any) -> Target:
-    """Return the target with a device that differs. Any: fields of a Device."""
+def _other(whole: Target, kind: type[Device] = Device, **fields: Any) -> Target:
+    """Return the target with a device that differs, or of another class. Any: fields of a Device."""
     assert whole.manifest is not None
-    broken: Device = attrs.evolve(device_named(whole.registry, whole.name), **fields)
+    device = device_named(whole.registry, whole.name)
+    broken = kind(**{**{one.name: getattr(device, one.name) for one in attrs.fields(Device)}, **fields})
     registry = Registry(entries={(whole.role, whole.name): (whole.manifest, lambda: broken)})
     return attrs.evolve(whole, registry=registry)
 
@@ -65,6 +67,40 @@ def CannotBeConfined(whole: Target) -> Target:
     """Has two devices and no variable: every worker would take the first."""
     seen = [SeenDevice(id=number, name="a") for number in "01"]
     return _other(whole, visible_variables=(), see=lambda environ: seen)
+
+
+class _FirstOnly(Device):
+    def confine(self, ids: Sequence[str]) -> dict[str, str]:
+        return dict(list(super().confine(ids).items())[:1])
+
+
+class _NothingIsAll(Device):
+    def visible(self, environ: Mapping[str, str]) -> tuple[str, ...]:
+        return super().visible({name: value for name, value in environ.items() if value})
+
+
+class _ReadsOn(Device):
+    def visible(self, environ: Mapping[str, str]) -> tuple[str, ...]:
+        listed = {name: [part for part in value.split(",") if part != "-1"] for name, value in environ.items()}
+        return super().visible({name: ",".join(parts) for name, parts in listed.items()})
+
+
+@mutant("device/cuda", killers=("device.visible.confines",))
+def KeepsTheShells(whole: Target) -> Target:
+    """Confines a process by its first variable alone; a second one keeps what the shell said."""
+    return _other(whole, _FirstOnly)
+
+
+@mutant("device/cuda", killers=("device.visible.read",))
+def NothingIsAll(whole: Target) -> Target:
+    """Takes a variable that hides every device for one that is not set."""
+    return _other(whole, _NothingIsAll)
+
+
+@mutant("device/cuda", killers=("device.visible.read",))
+def ReadsOn(whole: Target) -> Target:
+    """Gives out what stands behind an id that ends the list."""
+    return _other(whole, _ReadsOn)
 
 
 @mutant("device/cuda", killers=("device.reductions.known",))

@@ -6,12 +6,14 @@ Does not know: which checks are made with them, beyond their names.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import attrs
 from attrs import frozen
 
+from areal_agents.workflows.multi_turn import MultiTurnConfig
 from areal_conformance.adapter import Variant
 from areal_conformance.target import Target
 from areal_core.contract.data import Trajectory
@@ -79,6 +81,9 @@ INFER_ROWS = breaking("infer/reference", ReferenceInferenceEngine).rows(
 DISK_ROWS = breaking("transport/disk", DiskTransport).rows(
     row("NeverSynced", "Takes the option fsync, and waits for no disk.", "transport.options.shown",
         open=gives(location=lambda result: {**result.location, "fsync": 0})),
+    row("FromWhereItWorks", "Offers a folder by its path from where the controller works.",
+        "transport.options.folders",
+        open=gives(location=lambda result: {**result.location, "folder": os.path.relpath(result.location["folder"])})),
 )  # fmt: skip
 
 
@@ -128,6 +133,11 @@ class _AnyTrainer(ReferenceTrainConfig):
     activation_checkpointing: bool | str = False  # type: ignore[assignment]
 
 
+@frozen(kw_only=True)
+class _AnyTurns(MultiTurnConfig):
+    max_turns: int = 4
+
+
 def _taking(config: type) -> Breaks:
     def breaks(whole: Target) -> Target:
         assert whole.manifest is not None
@@ -153,6 +163,7 @@ BOUNDS = tuple(
         ("infer", "infer/reference", "that counts", _AnyGenerator),
         ("train", "train/reference", "that is on or off", _AnyTrainer),
         ("transport", "transport/disk", "of bytes", _AnyFolder),
+        ("workflow", "workflow/multi_turn", "that counts turns", _AnyTurns),
     )
 )
 

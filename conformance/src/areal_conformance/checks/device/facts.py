@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import attrs
+
 from areal_conformance.benches.static import HEAVY
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import expect
-from areal_core.contract.device import REDUCTIONS, Device
+from areal_core.contract.device import REDUCTIONS, Device, SeenDevice
 
 if TYPE_CHECKING:
     from areal_conformance.benches.static import StaticBench
 
 _IDS = ("3", "5")
+_SECOND = "AREAL_ANY_VISIBLE_DEVICES"
 
 
 @check("device.names.itself", level=Level.STATIC, law=0, spec="device#name")
@@ -64,13 +67,37 @@ def visible_confines(bench: StaticBench) -> None:
         expect(device.confine(_IDS) == {}, f"no variable confines it, and it is confined by {device.confine(_IDS)}")
         expect(len(device.see({})) <= 1, "more than one is here, and no variable tells workers apart")
         return
-    for ids in (_IDS, _IDS[1:]):
-        seen = device.visible(device.confine(ids))
-        expect(seen == ids, f"a process confined to {ids} sees {seen}")
+    for kind in (device, _with_another_variable(device)):
+        for ids in (_IDS, _IDS[1:]):
+            confined = kind.confine(ids)
+            for name in kind.visible_variables:
+                seen = kind.visible({name: confined[name]}) if name in confined else "all that its shell left it"
+                expect(seen == ids, f"a process confined to {ids} by {confined} may use, as {name} says, {seen}")
     hidden = device.confine(())
     expect(hidden, "nothing is set to hide every device of the kind")
     if set(hidden) & set(device.visible_variables):
         expect(device.visible(hidden) == (), f"with {hidden} a process sees {device.visible(hidden)}")
+
+
+@check("device.visible.read", level=Level.STATIC, law=0, spec="device#visible")
+def visible_read(bench: StaticBench) -> None:
+    """A process may use what the first variable that is set names, up to an id of -1 or none; all where none is set."""
+    device = _with_another_variable(_device(bench))
+    first = device.visible_variables[0]
+    for environ, ids in (
+        ({}, _IDS),
+        ({first: "5"}, ("5",)),
+        ({first: " 3 , 5"}, _IDS),
+        ({first: ""}, ()),
+        ({first: "-1"}, ()),
+        ({first: "3,-1,5"}, ("3",)),
+        ({first: "3,,5"}, ("3",)),
+        ({_SECOND: "5"}, ("5",)),
+        ({_SECOND: ""}, ()),
+        ({first: "3", _SECOND: "5"}, ("3",) if first != _SECOND else ("5",)),
+    ):
+        seen = device.visible(environ)
+        expect(seen == ids, f"where {_IDS} are, a process with {environ} may use {ids}, and it is told {seen}")
 
 
 @check("device.reductions.known", level=Level.STATIC, law=8, spec="device#reductions")
@@ -80,6 +107,12 @@ def reductions_known(bench: StaticBench) -> None:
     unknown = sorted(set(device.reductions) - set(REDUCTIONS))
     expect(not unknown, f"unknown reductions {unknown}; there are {', '.join(REDUCTIONS)}")
     expect(device.collective and "sum" in device.reductions, f"{device.collective!r} reduces with {device.reductions}")
+
+
+def _with_another_variable(device: Device) -> Device:
+    """Return the kind of device where two are here and one more variable confines a process."""
+    seen = [SeenDevice(id=number, name="any") for number in _IDS]
+    return attrs.evolve(device, see=lambda environ: seen, visible_variables=(*device.visible_variables, _SECOND))
 
 
 def _device(bench: StaticBench) -> Device:

@@ -29,6 +29,7 @@ def accounted(bench: StaticBench) -> None:
     expect(
         not open_ones, f"the adapter's variants have no {', '.join(open_ones)}: name one, or say why in without_effect"
     )
+    looked_at |= {name for option, others in adapter.folders.items() for name in (option, *others)}
     strange = sorted((set(adapter.without_effect) | looked_at) - known)
     expect(
         not strange, f"the adapter names {', '.join(strange)}, which are no options of it: {', '.join(sorted(known))}"

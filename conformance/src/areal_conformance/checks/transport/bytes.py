@@ -13,7 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from areal_conformance.benches.transport import TransportBench
+from areal_conformance.benches.transport import MOMENT_S, TransportBench
 from areal_conformance.benches.transport_tensors import DTYPES, SETS, noise, plain, sized
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import same, sent_until
@@ -154,13 +154,16 @@ def overlap(bench: TransportBench) -> None:
 @check("transport.sink.copies", level=Level.SINGLE, law=7, spec="weights")
 def copies(bench: TransportBench) -> None:
     """A tensor changed after `write` returned, or after `finish`, arrives as it was when written."""
-    for tensors in (plain(1), {**sized(300_000, 2, 1), **plain(2)}, sized(12_000_000, 3, 3)):
+    apart = (plain(1), {**sized(300_000, 2, 1), **plain(2)}, sized(12_000_000, 3, 3))
+    for tensors, together in (*((one, 1) for one in apart), (_columns_and_wholes(4), 2)):
         kept = {name: tensor.clone() for name, tensor in tensors.items()}
-        controller = bench.transport()
+        controller = bench.transport(small_buckets=together > 1)
         offer = controller.open(1)
-        sending = partial(_overwriting, bench, offer, tensors)
+        sending = partial(_overwriting, bench, offer, tensors, together)
         if bench.streams:
-            receipt, (received,) = bench.stream(controller, offer, sending, [bench.transport()]).all_well()
+            moment_s = MOMENT_S if together > 1 else 0.0
+            ended = bench.stream(controller, offer, sending, [bench.transport()], moment_s=moment_s)
+            receipt, (received,) = ended.all_well()
         else:
             receipt, received = sending(), bench.receive(bench.transport(), offer)
         same(kept, received, "after the sender's tensors were overwritten")
@@ -169,12 +172,24 @@ def copies(bench: TransportBench) -> None:
         controller.release(offer)
 
 
-def _overwriting(bench: TransportBench, offer: Offer, tensors: Mapping[str, Tensor]) -> Receipt:
-    """Send tensors one by one and write over each as soon as it is written, and over all when it is finished."""
+def _columns_and_wholes(seed: int) -> dict[str, Tensor]:
+    """Return tensors in twos: columns of a matrix, which have to be copied to be sent, and one that lies as it is."""
+    made: dict[str, Tensor] = {}
+    for number in range(4):
+        base = noise((200, 600), "uint8", 10 * seed + number)
+        made |= {f"columns.{number}": base[:, ::2], f"whole.{number}": noise((50_000,), "uint8", 77 * seed + number)}
+    return made
+
+
+def _overwriting(bench: TransportBench, offer: Offer, tensors: Mapping[str, Tensor], together: int) -> Receipt:
+    """Send so many tensors at a time and write over them as soon as they are written; over all when it is finished."""
     sink = sent_until(bench, bench.transport(), offer, tensors, "begun")
-    for name, tensor in tensors.items():
-        sink.write({name: tensor})
-        tensor.zero_()
+    named = list(tensors.items())
+    for start in range(0, len(named), together):
+        bucket = dict(named[start : start + together])
+        sink.write(bucket)
+        for tensor in bucket.values():
+            tensor.zero_()
     receipt = sink.finish()
     for tensor in tensors.values():
         tensor.fill_(1)

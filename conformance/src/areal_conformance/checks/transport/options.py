@@ -1,13 +1,18 @@
 """Options of a transport change what they say, and no byte: its checks again with each variant of the adapter.
 
-Knows: which checks see most of a transport, its ends in one process and in several.
+Knows: which checks see most of a transport, its ends in one process and in several; that processes of a run work in
+folders of their own.
 Does not know: what an option means.
 """
 
 from __future__ import annotations
 
+import os
+
 from areal_conformance.benches.transport import TransportBench
+from areal_conformance.benches.transport_tensors import plain
 from areal_conformance.check import Level, check
+from areal_conformance.checks.transport.processes import same_there, well
 from areal_conformance.varied import at_bounds, given, made_again, shown
 
 _CHECKS = (
@@ -38,3 +43,21 @@ async def effect(bench: TransportBench) -> None:
 def bounds(bench: TransportBench) -> None:
     """Options take the values at their bounds and refuse those beyond by name, before anything is built."""
     at_bounds(bench)
+
+
+@check("transport.options.folders", level=Level.DISTRIBUTED, law=7, spec="weights", unless=("streams",), deadline_s=120)
+def folders(bench: TransportBench) -> None:
+    """A folder named from where the controller works is the same folder for participants that work elsewhere."""
+    for option, others in bench.target.adapter.folders.items():
+        told = os.path.relpath(bench.folder / option)
+        controller = bench.transport(**{**others, option: told})
+        sender, receiver = bench.peer("sender"), bench.peer("receiver")
+        for one in (sender, receiver):
+            well(one.ask("work_in", path=str(bench.temporary)), "working in another folder")
+        where = f"{option}={told}, in a process that works elsewhere,"
+        offer = controller.open(1)
+        well(sender.ask("send", offer=offer, name="plain", seed=1), f"{where} sending")
+        same_there(plain(1), well(receiver.ask("receive", offer=offer), f"{where} receiving"), where)
+        controller.release(offer)
+    if not bench.target.adapter.folders:
+        bench.notes.append("the adapter names no option that is a folder")

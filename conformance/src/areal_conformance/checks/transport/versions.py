@@ -10,6 +10,7 @@ import threading
 from functools import partial
 
 import attrs
+from torch import Tensor
 
 from areal_conformance.benches.transport import WAIT_S, TransportBench
 from areal_conformance.benches.transport_ends import Received
@@ -106,6 +107,36 @@ def follow(bench: TransportBench) -> None:
         _, (received,) = bench.carry(controller, sender, [receiver], offer, tensors)
         same(tensors, received, f"update {number}, version {version}")
         controller.release(offer)
+
+
+@check("transport.version.alike", level=Level.SINGLE, law=7, spec="weights")
+def alike(bench: TransportBench) -> None:
+    """Versions of as many bytes and other tensors (turned, of another dtype, renamed, reordered) arrive as they are."""
+    controller, sender, steady = (bench.transport() for _ in range(3))
+    for version, tensors in enumerate(_of_one_size(), 1):
+        offer = controller.open(version)
+        _, received = bench.carry(controller, sender, [steady, bench.transport()], offer, tensors)
+        for who, one in zip(("a receiver of all versions", "a new receiver"), received, strict=True):
+            same(tensors, one, f"version {version}, {who}")
+            announced = [spec.name for spec in one.manifest.tensors]
+            expect(announced == list(tensors), f"version {version}, {who}: the manifest names {announced}")
+        controller.release(offer)
+
+
+def _of_one_size() -> list[dict[str, Tensor]]:
+    """Return sets of tensors of as many bytes, whose specifications are as long as text, each unlike the one before."""
+    half = {"embed.weight": (32, 32), "layer.weight": (16, 32), "other.weight": (64, 96)}
+    drawn: tuple[tuple[str, dict[str, tuple[int, int]]], ...] = (
+        ("float32", {"embed.weight": (32, 16), "layer.weight": (16, 16), "other.weight": (64, 48)}),
+        ("float32", {"embed.weight": (16, 32), "layer.weight": (16, 16), "other.weight": (48, 64)}),
+        ("float32", {"embed.weight": (16, 16), "layer.weight": (16, 32), "other.weight": (48, 64)}),
+        ("float16", half),
+        ("float16", dict(reversed(half.items()))),
+    )
+    return [
+        {name: noise(shape, dtype, 10 * turn + number) for number, (name, shape) in enumerate(shapes.items())}
+        for turn, (dtype, shapes) in enumerate(drawn)
+    ]
 
 
 @check("transport.version.many", level=Level.LOOP, law=10, spec="weights", unless=("streams",), deadline_s=120.0)

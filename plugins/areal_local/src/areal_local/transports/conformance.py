@@ -100,11 +100,13 @@ DISK = Adapter(
     variants={"fsync": Variant(options={"fsync": True}, shows=_waits_for_the_disk)},
     bounds={"bucket_bytes": _OF_PIECES},
     without_effect={"root": _OTHERS_FOLDER, "bucket_bytes": _SMALL},
+    folders={"root": {}},
 )
 SHM = Adapter(
     variants={"file": Variant(options={"backing": "file"}, shows=_has_a_path)},
     bounds={"bucket_bytes": _OF_PIECES, "backing": Bounds(takes=("memory",), refuses=("disk", ""))},
     without_effect={"folder": _OTHERS_FOLDER, "bucket_bytes": _SMALL},
+    folders={"folder": {"backing": "file"}},
 )
 COLLECTIVE = Adapter(
     thresholds=(Threshold(counts="bytes", at=512 * 1024, place="areal_torch.collective.chain:DIRECT_PIECE_BYTES"),),
