@@ -31,7 +31,9 @@ from areal_conformance.oracles.infer_judging import (
 )
 from areal_conformance.oracles.sampling import improbability
 from areal_conformance.outcome import expect
+from areal_core.contract.device import CPU
 from areal_core.contract.inference import Generation
+from areal_torch.device import release_cache
 from areal_torch.testing.serving import FolderWeights
 
 UPDATES = 1000
@@ -42,8 +44,12 @@ TINY: dict[str, Any] = {"layers": 1, "hidden": 32, "heads": 2, "kv_heads": 1, "m
 
 
 def _held() -> tuple[int, int, int]:
-    """Return resident bytes, descriptors and threads of this process and its children."""
+    """Return resident bytes, descriptors and threads of this process and its children.
+
+    Memory that earlier checks left free here is given back first: what is kept could grow into it unseen.
+    """
     gc.collect()
+    release_cache(torch.device(CPU))
     family = [psutil.Process(), *psutil.Process().children(recursive=True)]
     return (
         sum(process.memory_info().rss for process in family),
