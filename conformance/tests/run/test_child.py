@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -149,6 +150,26 @@ def test_a_run_that_a_person_stopped_blames_nobody(child: Child) -> None:
     assert record.verdict == "incomplete"
     assert record.notes[-1] == "the run was interrupted, while workflow.a.one ran"
     assert not record.checks[0].message
+
+
+def test_ctrl_c_is_heard_whatever_the_process_does_then(tmp_path: Path, offer: Any, make: Any) -> None:
+    """An exception out of a callback of the interpreter, as while garbage is collected, is lost; a signal is not."""
+
+    class Ends:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    held = [Ends()]
+    opened = make_plan(Asked(backend="toy", role="workflow"), offer(make("a.one")), now=datetime.now(), command="c")
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path)
+    journal.write(opened=opened.record, planned=["workflow.a.one"])
+    journal.close()
+    with (tmp_path / "log").open("wb") as log:
+        words = [sys.executable, "-c", "import time; time.sleep(60)"]
+        _, ended = follow(words, os.environ, path, log, lambda _: held.clear())
+
+    assert ended == INTERRUPTED
 
 
 def test_what_ends_the_command_ends_its_child_first(child: Child) -> None:

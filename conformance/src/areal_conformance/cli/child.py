@@ -13,8 +13,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 import attrs
@@ -94,12 +95,15 @@ def follow(
     """
     story, reader = Story(), Reader(journal)
     behind: list[str] = []
-    with stoppable():
+    with _stops() as stops:
         for _ in range(MOST_PROCESSES):
             story.again = ""
             words = [*arguments, *(f"--areal-after={check}" for check in behind[-1:])]
-            ended = _one(words, environment, reader, story, output, tell)
-            check = story.again or (story.running if ended and ended != INTERRUPTED else "")
+            ended = _one(words, environment, reader, story, output, tell, stops)
+            if stops and not story.closed:
+                ended = INTERRUPTED
+                break
+            check = story.again or (story.running if ended else "")
             if check in ("", *story.planned[-1:], *behind):
                 break
             if story.running:
@@ -128,15 +132,14 @@ def _one(
     story: Story,
     output: IO[bytes],
     tell: Callable[[Story], None],
+    stops: Sequence[int],
 ) -> str:
     """Run one process to its end and take in what it tells; return what ended it if it did not end by itself."""
     process = subprocess.Popen(
         arguments, env=dict(environment), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
     )
     try:
-        return _watch(process, story, reader, tell)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+        return _watch(process, story, reader, tell, stops)
     finally:
         _end(process)
         for line in reader.lines():
@@ -145,25 +148,50 @@ def _one(
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Let what ends this process end the child first: it and its servers would go on for nobody."""
+    """Let what ends this process end its children first, as Ctrl-C does: they would go on for nobody."""
 
     def stop(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
+    with _handling((signal.SIGTERM, signal.SIGHUP), stop):
+        yield
+
+
+@contextlib.contextmanager
+def _stops() -> Iterator[Sequence[int]]:
+    """Give the signals so far that ask this process to end.
+
+    Nothing is raised: where one comes while garbage is collected or an object ends, the exception would be lost.
+    """
+    came: list[int] = []
+    with _handling((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), lambda number, _frame: came.append(number)):
+        yield came
+
+
+@contextlib.contextmanager
+def _handling(numbers: Sequence[signal.Signals], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, was in before.items():
+            signal.signal(number, was)
 
 
-def _watch(process: subprocess.Popen[bytes], story: Story, reader: Reader, tell: Callable[[Story], None]) -> str:
+def _watch(
+    process: subprocess.Popen[bytes],
+    story: Story,
+    reader: Reader,
+    tell: Callable[[Story], None],
+    stops: Sequence[int],
+) -> str:
     deadline = Deadline(START_LIMIT_S)
     while process.poll() is None:
+        if stops:
+            return INTERRUPTED
         if lines := reader.lines():
             for line in lines:
                 story.take(line)
