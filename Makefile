@@ -82,7 +82,7 @@ test-environments: $(ENVIRONMENTS)/.installed ## environments of verifiers, Open
 $(ASCEND)/.installed: $(MANIFESTS)
 	$(PYTHON) -m venv $(ASCEND)
 	$(ASCEND)/bin/pip install --quiet "$(TORCH)" torch-npu==2.13.0
-	TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(ASCEND)/bin/pip install --quiet -e ".[dev]" -e kits/areal_torch -e kits/areal_serving -e kits/areal_worker -e plugins/areal_devices -e plugins/areal_algorithms -e plugins/areal_config -e plugins/areal_local -e "plugins/areal_tasks[gym]" -e "plugins/areal_fsdp[engine]" -e "plugins/areal_reference[engine]" -e plugins/areal_ascend -e "plugins/areal_vllm[engine]" -e "conformance[engine]" -e conformance/proof
+	TORCH_DEVICE_BACKEND_AUTOLOAD=0 $(ASCEND)/bin/pip install --quiet -e ".[dev]" -e kits/areal_torch -e kits/areal_serving -e kits/areal_worker -e kits/areal_agentic -e plugins/areal_devices -e plugins/areal_algorithms -e plugins/areal_config -e plugins/areal_local -e "plugins/areal_tasks[gym]" -e plugins/areal_renderers -e plugins/areal_agents -e "plugins/areal_fsdp[engine]" -e "plugins/areal_reference[engine]" -e plugins/areal_ascend -e "plugins/areal_vllm[engine]" -e "conformance[engine]" -e conformance/proof
 	touch $(ASCEND)/.installed
 
 test-ascend: $(ASCEND)/.installed ## torch-npu itself over stand-ins for CANN and HCCL, in an environment of its own; needs a C compiler
