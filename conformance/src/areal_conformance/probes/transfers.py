@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from areal_core.contract.errors import WeightSyncError
 from areal_core.contract.weights import Offer, Receipt, WeightManifest
 from areal_core.plugins.manifest import Manifest
 from areal_core.plugins.marks import backend
@@ -77,7 +78,7 @@ class ProbeTransport:
 
     def open(self, version: int) -> Offer:
         """Refuse: checks make their offers themselves."""
-        raise NotImplementedError
+        raise WeightSyncError("the probe opens no version", fix="make its offers with offer_of")
 
     def sink(self, offer: Offer) -> ProbeEnd:
         """Make the sending end."""
