@@ -324,6 +324,42 @@ def test_an_interrupted_request_may_go_on_at_another_replica() -> None:
     run(test)
 
 
+def test_who_failed_a_request_once_may_be_asked_for_what_is_left_of_it() -> None:
+    """A replica is passed over until another one has answered, not for as long as the request lasts."""
+
+    async def test() -> None:
+        fleet = Fleet(2, length=6)
+        fleet.workers[0].fail(GenerationFailed("out of cache"))
+        pending = asyncio.ensure_future(fleet.pool.generate(request()))
+        await fleet.clock.advance(2.0)
+        fleet.pool.exclude("infer/1", RuntimeError("left behind by a weight update"))
+        await fleet.engines[1].pause(PauseMode.ABORT)
+        generation = await drive(fleet.clock, pending)
+
+        assert len(generation.output_ids) == 6
+        assert fleet.served == [1, 1]
+
+    run(test)
+
+
+def test_tokens_that_were_prior_already_stay_prior_when_a_request_goes_on() -> None:
+    """What a request begins with and what it has made since are counted together: draws go on at their places."""
+
+    async def test() -> None:
+        fleet = Fleet(1, length=6)
+        begun = evolve(request(prompt=(5, 6, 7)), num_prior=1)
+        pending = asyncio.ensure_future(fleet.pool.generate(begun))
+        await fleet.clock.advance(2.0)
+        await fleet.engines[0].pause(PauseMode.ABORT)
+        await fleet.engines[0].resume()
+        await drive(fleet.clock, pending)
+
+        first, second = fleet.engines[0].requests
+        assert (first.num_prior, second.num_prior) == (1, 1 + len(second.input_ids) - 3)
+
+    run(test)
+
+
 def test_aborts_without_a_single_token_do_not_go_on_for_ever() -> None:
     """Progress is guaranteed: a request that only ever comes back empty fails."""
 

@@ -256,6 +256,24 @@ def test_a_replica_that_dies_is_left_out_and_the_others_go_on(runs: list[Run], m
     run.assert_all_serve(1)
 
 
+def test_a_replica_that_was_silent_about_its_bytes_is_not_told_to_serve_them(runs: list[Run]) -> None:
+    """It may hold all of them, or half: only a receipt proves it."""
+
+    def too_late(_: Receipt) -> None:
+        raise WorkerTimeout("silent")
+
+    run = Run(2)
+    runs.append(run)
+    run.train()
+    run.replicas[0].faults["receive_weights"] = too_late
+
+    update = asyncio.run(run.sync.update(1))
+
+    assert update.excluded == ("rollout/0",)
+    assert "commit_weights" not in run.replicas[0].calls
+    run.assert_all_serve(1)
+
+
 def test_a_replica_that_cannot_commit_serves_no_longer(runs: list[Run]) -> None:
     """A commit cannot be taken back elsewhere, so the one that failed goes."""
     run = Run(2)

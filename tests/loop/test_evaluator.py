@@ -59,6 +59,14 @@ def test_means_are_over_prompts_and_a_prompt_passes_with_its_best_answer(rewards
         )
 
 
+def test_a_prompt_all_of_whose_answers_are_left_out_is_no_prompt_with_a_reward_of_0() -> None:
+    rows = [{"rewards": [None, None]}, {"rewards": [1.0, None]}]
+
+    scores, left_out = scored(HeldOut(name="", rows=rows, sampling=SamplingParams(), samples=2))
+
+    assert (scores, left_out) == ({"reward": 1.0, "pass": 1.0}, 3)
+
+
 def test_the_runs_own_set_is_the_reward_and_each_set_is_sampled_in_its_way() -> None:
     answers = Answers()
     greedy, warm = SamplingParams(temperature=0.0), SamplingParams(temperature=0.6)

@@ -266,6 +266,19 @@ def test_a_workflow_that_rejects_everything_is_an_error_not_an_endless_loop() ->
     run(test)
 
 
+def test_groups_rejected_now_and_then_are_not_groups_rejected_in_a_row() -> None:
+    """However many there are over a run: one that is not rejected begins the count anew."""
+
+    async def test() -> None:
+        bench = RolloutBench(SMALL, judge=lambda row, _: None if row["number"] % 4 else 1.0, num_rows=8)
+        for _ in range(8):
+            await bench.step()
+        assert bench.executor.stats().rejected > 20, "more than may be in a row"
+        await bench.close()
+
+    run(test)
+
+
 def test_retryable_errors_are_retried_and_others_are_not() -> None:
     """The error's class decides; a retried episode has the seeds, so the tokens, of an untroubled one."""
 
@@ -540,6 +553,25 @@ def test_a_resumed_run_trains_every_prompt_exactly_once() -> None:
     run(test)
 
 
+def test_a_prompt_whose_group_failed_comes_again_after_a_resume() -> None:
+    """A failure may be the machine's: before a resume it is not asked again, after it at once, drawn anew."""
+
+    async def test() -> None:
+        config = RolloutConfig(prompts_per_step=2, group_size=1, max_staleness=0, max_failed_share=0.5, retries=0)
+        first = RolloutBench(config, judge=fails_on(1, RewardFailed("the judge was away")), num_rows=9)
+        before = indices(await first.step()) + indices(await first.step())
+        state = json.loads(json.dumps(first.executor.state()))
+        await first.close()
+        second = RolloutBench(config, num_rows=9, state=state)
+        groups = await second.step()
+        await second.close()
+
+        assert before == [0, 2, 3, 4]
+        assert [(group.task.index, group.task.attempt) for group in groups] == [(1, 1), (5, 0)]
+
+    run(test)
+
+
 def test_evaluation_runs_beside_the_rollouts_and_outside_the_gate() -> None:
     """One episode per row, in order, with the given parameters; the gate's counts do not change."""
 
@@ -573,6 +605,19 @@ def test_a_failing_evaluation_tells_and_leaves_nothing_behind() -> None:
             await bench.drive(bench.executor.evaluate(rows, greedy()))
 
         assert len(await bench.step()) == 2
+        await bench.close()
+
+    run(test)
+
+
+def test_rows_that_an_evaluation_rejects_are_left_out_and_not_counted() -> None:
+    async def test() -> None:
+        bench = RolloutBench(SMALL, judge=lambda row, _: None if row["number"] % 2 else 1.0)
+        rows = [{"input_ids": [7], "number": number} for number in range(6)]
+        episodes = await bench.drive(bench.executor.evaluate(rows, greedy()))
+
+        assert [episode.task_id for episode in episodes] == ["eval/0", "eval/2", "eval/4"]
+        assert bench.executor.stats().evaluated == 3
         await bench.close()
 
     run(test)
