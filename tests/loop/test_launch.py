@@ -15,6 +15,7 @@ from areal_core.config.plan import Plan, make_plan
 from areal_core.contract.errors import ResourceError
 from areal_core.contract.scheduler import Job, WorkerStatus
 from areal_core.contract.train import EngineInfo, LoraSpec, RankContext
+from areal_core.fleet.pool import PoolPolicy
 from areal_core.loop.launch import ReplicaLauncher, start_train_group, start_train_groups
 from areal_core.plugins.registry import default_registry
 from areal_tasks.quickstart.quickstart import preset_path
@@ -113,6 +114,25 @@ def test_schedules_end_with_the_last_optimizer_step_of_a_run(tmp_path: Path) -> 
         "critic": 7,
         "reference": None,
     }
+
+
+def test_engines_are_told_what_the_run_says(tmp_path: Path) -> None:
+    """Seeds and the temperature are the run's, and a replica has room for its share of all that may be in flight."""
+    model = make_spell_model(tmp_path / "model", seed=1)
+    rollout = "{max_staleness: 2, prompts_per_step: 3, group_size: 4, backend: 'reference:d2'}"
+    asked = ["actor.backend=fsdp:d1", "seed=5", f"rollout={rollout}", "rollout.sampling.temperature=0.6"]
+    plan = make_plan(load_config(preset_path("spell"), [f"model.path={model}", *asked]), default_registry(), {})
+    recorder = Recorder(*"aaa")
+
+    async def started() -> None:
+        await start_train_groups(recorder, plan)
+        await ReplicaLauncher(recorder, plan).start_pool(PoolPolicy())
+
+    asyncio.run(started())
+
+    trainer, *replicas = [args[0] for worker in recorder.workers for method, args in worker.calls if method == "start"]
+    assert (trainer.seed, trainer.temperature) == (5, 0.6)
+    assert [(spec.seed, spec.replica, spec.max_concurrent) for spec in replicas] == [(5, 0, 18), (5, 1, 18)]
 
 
 @pytest.mark.parametrize(("hosts", "together"), [(("a", "a"), True), (("a", "b"), False)])

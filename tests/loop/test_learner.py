@@ -203,6 +203,18 @@ def test_epochs_go_through_the_same_minibatches_and_make_one_version() -> None:
     assert [bool(batch.tokens["fresh"].any()) for batch in group.batches[2:]] == [False] * 4
 
 
+def test_a_group_is_whole_in_one_minibatch() -> None:
+    """However its members' lengths would be shared out better."""
+    algorithm = AlgorithmConfig(minibatches=2)
+    group = Reporting(*[(1.0, 1.0, True)] * 2, details={})
+    learner = Learner(algorithm, objective_spec(algorithm), group, columns(algorithm))  # type: ignore[arg-type]
+
+    asyncio.run(learner.update(make_batch([(2, 30), (2, 1), (2, 2)], group_size=2), 7))
+
+    members = [batch.sequences["group"].tolist() for batch in group.batches]
+    assert sorted(map(sorted, members)) == [[0, 0], [1, 1, 2, 2]]
+
+
 def test_a_step_of_fewer_groups_than_minibatches_takes_one_step_for_each_group() -> None:
     """As a dynamic batch may have."""
     algorithm = AlgorithmConfig(minibatches=8)

@@ -53,3 +53,23 @@ def test_shares_and_rates_of_the_fleet_are_over_the_time_it_was_read_in() -> Non
         seconds = later.infer_wall_s - earlier.infer_wall_s
         assert (later.infer_busy_s - earlier.infer_busy_s) / seconds == pytest.approx(0.5)
         assert (later.tokens_generated - earlier.tokens_generated) / seconds == pytest.approx(10.0)
+
+
+def test_the_sums_of_a_resumed_run_go_on() -> None:
+    """Counts and the time they were counted in alike: a share of a run is not a share of what came after a resume."""
+    fleet = HalfBusy()
+    learner: Any = SimpleNamespace(actor=SimpleNamespace(busy_s=0.0))  # Any: the one number that is read
+
+    async def resumed() -> Totals:
+        meter = FleetMeter(fleet, now=lambda: fleet.time)  # type: ignore[arg-type]
+        await meter.read()
+        before = Totals(seconds=8.0, tokens_generated=80, train_busy_s=6.0, infer_busy_s=4.0, infer_wall_s=8.0)
+        count = Count(before, learner, meter, now=lambda: fleet.time)
+        fleet.time, learner.actor.busy_s = 2.0, 1.5
+        await meter.read()
+        return count.totals()
+
+    totals = asyncio.run(resumed())
+
+    assert (totals.seconds, totals.tokens_generated, totals.train_busy_s) == (10.0, 100, 7.5)
+    assert (totals.infer_busy_s, totals.infer_wall_s) == (5.0, 10.0)

@@ -1,7 +1,7 @@
 """The core's other tests of the loop as checks: what no plugin can break is held by them, not by rules.
 
-A check is a file of `tests/rollout`, `tests/fleet`, `tests/loop` or `tests/algorithms`, all that `make test` makes of
-it.
+A check is a file of `tests/rollout`, `tests/fleet`, `tests/loop` or `tests/algorithms`, or one with whole runs in one
+process, all that `make test` makes of it.
 
 Knows: which files, and how one is made in this process.
 Does not know: what they test.
@@ -21,6 +21,7 @@ from areal_conformance.check import Check, Level, Tier
 from areal_conformance.outcome import Violation
 
 FOLDERS = ("rollout", "fleet", "loop", "algorithms")
+WHOLE_RUNS = ("end_to_end/test_adapters.py", "end_to_end/test_long_prompts.py")
 HERE = Path(__file__).parents[1]
 QUICK = "not slow and not hostile and not cluster and not gpu and not vllm and not sglang"
 PLUGINS = ("-p", "pytest_timeout", "-p", "_hypothesis_pytestplugin", "-p", "no:cacheprovider")
@@ -30,6 +31,7 @@ DEADLINE_S = 600.0
 def file_checks() -> Mapping[str, Check]:
     """Return a check for each file, by id."""
     files = [file for folder in FOLDERS for file in sorted((HERE / folder).glob("test_*.py"))]
+    files += [HERE / name for name in WHOLE_RUNS]
     found = [_check(f"loop.{file.parent.name}.{file.stem.removeprefix('test_')}", file) for file in files]
     return {check.id: check for check in found}
 

@@ -7,8 +7,8 @@ Does not know: which checks those are, or what options mean.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
 from areal_conformance.adapter import Variant
@@ -106,6 +106,17 @@ def _refusal(target: Target, option: str, value: Any) -> ArealError | None:  # A
     except ArealError as error:
         return error
     return None
+
+
+@contextmanager
+def having(bench: Bench, options: Mapping[str, Any]) -> Iterator[None]:
+    """Let what is built in the block have these options too. Any: as they stand in yaml."""
+    whole = bench.target
+    bench.target = whole.varied(options)
+    try:
+        yield
+    finally:
+        bench.target = whole
 
 
 @asynccontextmanager

@@ -83,6 +83,8 @@ def tensor_values() -> dict[str, Any]:
         "transposed": base.t(),
         "strided": base[::2, 1::2],
         "expanded": torch.arange(3.0)[:, None].expand(3, 4),
+        "conjugate": torch.view_as_complex(base[:, :4].reshape(6, 2, 2).contiguous()).conj(),
+        "of a conjugate": torch.view_as_complex(base[:, :2].contiguous()).conj().imag,
         "not finite": torch.tensor([math.inf, -math.inf, math.nan, -0.0]),
         "large": torch.arange(1_200_000, dtype=torch.int32),
         "several": [base, {"again": base[1:]}, (base.to(torch.bfloat16), 3)],
@@ -167,7 +169,8 @@ def _of_tensors(sent: Any, given: Any, path: str) -> str | None:
 
     if (sent.dtype, tuple(sent.shape)) != (given.dtype, tuple(given.shape)):
         return f"{path} was {sent.dtype} {tuple(sent.shape)}, is {given.dtype} {tuple(given.shape)}"
-    one, other = (tensor.cpu().contiguous().reshape(-1).view(torch.uint8) for tensor in (sent, given))
+    plain = (tensor.cpu().resolve_conj().resolve_neg() for tensor in (sent, given))
+    one, other = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in plain)
     wrong = int((one != other).sum())
     return None if not wrong else f"{path} differs in {wrong} of {len(one)} bytes"
 

@@ -162,19 +162,33 @@ class TrainBench(Bench):
         return super().tolerance(atol=atol, rtol=rtol)
 
     def on_ranks(
-        self, program: str, world_size: int, *, apart_s: float = 15.0, may_die: tuple[int, ...] = (), **arguments: Any
+        self,
+        program: str,
+        world_size: int,
+        *,
+        apart_s: float = 15.0,
+        may_die: tuple[int, ...] = (),
+        unlike: bool = False,
+        **arguments: Any,
     ) -> list[Any]:
         """Run `module:function` on every rank of a role, in processes that are kept; return every rank's result.
 
         Any: arguments and results are plain json. `apart_s` is how much later than the first the last rank may come
-        to the same point; `may_die` are ranks the program kills, whose result is None. Violation and a new set of
-        processes if a rank misses its deadline.
+        to the same point; `may_die` are ranks the program kills, whose result is None; `unlike` ranks have sets in
+        another order each. Violation and a new set of processes if a rank misses its deadline.
         """
         if self._pool is None:
             self._pool = RankPool(self.target, self.shared_folder)
         deadline_s = (self._check.deadline_s if self._check else 60.0) * self.target.adapter.patience
         results: list[Any] = self._pool.run(
-            program, world_size, arguments, self.folder, deadline_s, apart_s=apart_s, may_die=may_die
+            program,
+            world_size,
+            arguments,
+            self.folder,
+            deadline_s,
+            apart_s=apart_s,
+            may_die=may_die,
+            unlike=unlike,
         )
         return results
 

@@ -1,18 +1,19 @@
 """What a mixture-of-experts model computes when the experts of every token are given: transformers in float64.
 
-Knows: how to force the routers of transformers' qwen3_moe, and to read what they choose by themselves.
+Knows: how to force the routers of transformers' mixtures, and to read what they choose by themselves.
 Does not know: engines, packing, micro-batches: sequences are run one at a time.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers.core_model_loading import revert_weight_conversion
 
 from areal_conformance.oracles.train import Oracle
 from areal_conformance.outcome import HarnessError
@@ -20,10 +21,12 @@ from areal_core.contract.batch import Batch
 from areal_core.contract.train import ROUTED_EXPERTS
 
 KIND = "qwen3_moe"
+FAMILIES = (KIND, "qwen2_moe", "mixtral")
+"""Whose routers choose the largest of a softmax over all experts."""
 
 
 class RoutedOracle(Oracle):
-    """A qwen3_moe folder. `num_layers` have experts, `num_experts` each, `per_token` are used.
+    """A folder of one of these families. `num_layers` have experts, `num_experts` each, `per_token` are used.
 
     A column `routed_experts` of a batch is obeyed.
     """
@@ -31,14 +34,19 @@ class RoutedOracle(Oracle):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         config = self.model.config
-        self.num_experts, self.per_token = int(config.num_experts), int(config.num_experts_per_tok)
+        self.num_experts = int(getattr(config, "num_experts", 0) or config.num_local_experts)
+        self.per_token = int(config.num_experts_per_tok)
         gates = [layer.mlp.gate for layer in self.model.model.layers if hasattr(layer.mlp, "gate")]
         self.num_layers = len(gates)
-        self._normalize = bool(config.norm_topk_prob)
+        self._normalize = bool(getattr(config, "norm_topk_prob", True))  # Mixtral has no word for it
         self._given: Tensor | None = None
         self._chosen: list[Tensor] = []
         for layer, gate in enumerate(gates):
             gate.register_forward_hook(partial(self._route, layer))
+
+    def stored(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """As transformers saves a model of each family."""
+        return dict(revert_weight_conversion(self.model, dict(named)))
 
     def logits(self, one: Batch, ids: Tensor) -> Tensor:
         """As for any model, by the experts that are given."""

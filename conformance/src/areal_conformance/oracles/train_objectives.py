@@ -100,6 +100,17 @@ class OfCandidates(Weighted):
         return -(batch.tokens["advantages"] * gain).sum() / normalizer, {}
 
 
+class Filtering(Weighted):
+    """As `Weighted`, of sequences with a reward only: where a micro-batch has none, its share is a constant."""
+
+    def loss(self, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> tuple[Tensor, Mapping[str, Sum]]:
+        """Return the share of the loss; no metrics."""
+        kept = (batch.sequences["reward"] > 0.0)[batch.sequence_ids]
+        if not bool(kept.any()):
+            return torch.zeros((), device=batch.device), {}
+        return super().loss(columns, batch.with_tokens(advantages=batch.tokens["advantages"] * kept), normalizer)
+
+
 class Drawing(PolicyGradient):
     """A policy gradient whose advantages are multiplied by random numbers, drawn on the CPU as it goes."""
 

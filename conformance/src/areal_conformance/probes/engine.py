@@ -73,6 +73,8 @@ class ProbeOptions:
     """`build` or `start`: where it raises."""
     stubborn: bool = False
     """Neither `close` nor a signal that can be caught ends it."""
+    lingers_s: float = 0.0
+    """For how long it closes."""
 
 
 @backend(Manifest(role="infer", name=PLAIN, contract=(1, 2), factory="engine:PlainProbe"), config=ProbeOptions)
@@ -153,6 +155,7 @@ class PlainProbe:
         """Say so, or never end."""
         if self._options.stubborn:
             await asyncio.Event().wait()
+        await asyncio.sleep(self._options.lingers_s)
         _write(f"{NAME} closed in good order")
 
     async def _do(self, what: str, extras: Mapping[str, Any]) -> dict[str, Any]:  # Any: whatever the check sends
@@ -176,6 +179,8 @@ class PlainProbe:
             case "print":
                 whole = {"end": extras.get("end", "\n"), "flush": extras.get("flush", True)}
                 _write(*extras["lines"], stream=extras["stream"], **whole)
+            case "write":
+                os.write(1, extras["value"])
             case "trap":
                 return {"value": Trap(extras["path"])}
             case "spawn":

@@ -2,12 +2,13 @@
 
 Workers read this file through `Job.imports`, beside those of the other probes.
 
-Knows: where to write, which every offer says, and whether the transfer is to fail.
+Knows: where to write, which every offer says, whether the transfer is to fail, and what a receiver waits for.
 Does not know: tensors, or any scheduler.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,27 @@ from areal_core.plugins.marks import backend
 NAME = "conformance_probe"
 
 
-def offer_of(notes: Path, version: int, *, fails: bool = False) -> Offer:
-    """Return an offer whose ends write to this file."""
-    return Offer(transport=NAME, version=version, location={"notes": str(notes), "fails": int(fails)})
+_LOOK_S, _MOST_S = 0.005, 60.0
+
+
+def offer_of(notes: Path, version: int, *, fails: bool = False, waits: Path | None = None) -> Offer:
+    """Return an offer whose ends write to this file; a receiver waits for another, in the call that makes its end."""
+    location = {"notes": str(notes), "fails": int(fails), "waits": str(waits or "")}
+    return Offer(transport=NAME, version=version, location=location)  # type: ignore[arg-type]  # texts and numbers
+
+
+def _note(offer: Offer, what: str) -> None:
+    with Path(str(offer.location["notes"])).open("a") as notes:
+        notes.write(f"{what}\n")
+
+
+def _wait(offer: Offer) -> None:
+    """Wait for the file that a receiver waits for, if any."""
+    path, until = str(offer.location["waits"]), time.monotonic() + _MOST_S
+    if path:
+        _note(offer, f"source of {offer.version} waits")
+    while path and not Path(path).exists() and time.monotonic() < until:
+        time.sleep(_LOOK_S)
 
 
 class ProbeEnd:
@@ -68,13 +87,15 @@ class ProbeEnd:
             raise ConnectionError("the probe was told to fail in its transfer")
 
     def _note(self, what: str) -> None:
-        with Path(str(self._offer.location["notes"])).open("a") as notes:
-            notes.write(f"{self._kind} of {self._offer.version} {what}\n")
+        _note(self._offer, f"{self._kind} of {self._offer.version} {what}")
 
 
 @backend(Manifest(role="transport", name=NAME, contract=(1, 0), factory="transfers:ProbeTransport"))
 class ProbeTransport:
     """Makes ends. Satisfies `WeightTransport`."""
+
+    def __init__(self) -> None:
+        self._last: Offer | None = None
 
     def open(self, version: int) -> Offer:
         """Refuse: checks make their offers themselves."""
@@ -82,14 +103,19 @@ class ProbeTransport:
 
     def sink(self, offer: Offer) -> ProbeEnd:
         """Make the sending end."""
+        self._last = offer
         return ProbeEnd("sink", offer)
 
     def source(self, offer: Offer) -> ProbeEnd:
         """Make a receiving end."""
+        self._last = offer
+        _wait(offer)
         return ProbeEnd("source", offer)
 
     def release(self, offer: Offer) -> None:
         """Free nothing."""
 
     def close(self) -> None:
-        """Release nothing."""
+        """Note the call where the last offer says."""
+        if self._last is not None:
+            _note(self._last, "transport closed")

@@ -1,6 +1,6 @@
 """The parent's end of the fork server: one process that has torch in memory and forks ranks on demand.
 
-Knows: how it is started, asked and ended; one per process, ended at exit.
+Knows: how it is started, asked and ended; one per process and hash seed, ended at exit.
 Does not know: what ranks do.
 """
 
@@ -25,6 +25,8 @@ from areal_conformance.rank_pool import wire
 
 START_S = 180.0
 """Importing torch from a cold disk."""
+HASH_SEEDS = ("1", "8")
+"""Under which names of columns, axes and layers come out of a set in another order; the first is everybody's."""
 
 
 @frozen
@@ -37,9 +39,9 @@ class Child:
 
 
 class ForkServer:
-    """Forks processes that have imported torch already. The first fork waits until it has imported it."""
+    """Forks processes that have imported torch already, and its hash seed. The first fork waits for the import."""
 
-    def __init__(self) -> None:
+    def __init__(self, hash_seed: str) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="areal-conformance-ranks-"))
         self._count = 0
         self._lock = threading.Lock()
@@ -48,6 +50,7 @@ class ForkServer:
         path = os.pathsep.join(entry for entry in sys.path if entry)
         environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1", "PYTHONPATH": path}
         environment.setdefault("OMP_NUM_THREADS", "1")
+        environment["PYTHONHASHSEED"] = hash_seed
         with theirs, self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "areal_conformance.ranks.worker", str(theirs.fileno())],
@@ -115,31 +118,29 @@ class ForkServer:
         return answer
 
 
-_server: ForkServer | None = None  # kept for the process: importing torch anew for every target would cost seconds
+_servers: dict[str, ForkServer] = {}  # kept for the process: importing torch anew for every target would cost seconds
 _making = threading.Lock()
 
 
-def fork_server() -> ForkServer:
-    """Return this process's fork server; starts it when first needed, or when it has died.
+def fork_server(hash_seed: str = HASH_SEEDS[0]) -> ForkServer:
+    """Return this process's fork server of that hash seed; starts it when first needed, or when it has died.
 
     Whoever will need it can ask early: it imports what ranks need while others work.
     """
-    global _server
     with _making:
-        if _server is None or not _server.alive:
-            if _server is None:
+        server = _servers.get(hash_seed)
+        if server is None or not server.alive:
+            if server is not None:
+                server.close()
+            elif not _servers:
                 atexit.register(_close)
-            else:
-                _server.close()
-            _server = ForkServer()
-        return _server
+            server = _servers[hash_seed] = ForkServer(hash_seed)
+        return server
 
 
 def _close() -> None:
-    global _server
-    ended, _server = _server, None
-    if ended is not None:
-        ended.close()
+    while _servers:
+        _servers.popitem()[1].close()
 
 
 def tail(log: Path, characters: int = 1500) -> str:

@@ -22,7 +22,7 @@ from attrs import define, field
 from areal_conformance.deadline import Deadline, Late
 from areal_conformance.outcome import HarnessError, Inconclusive, Violation
 from areal_conformance.rank_pool import wire
-from areal_conformance.rank_pool.fork_server import Child, ForkServer, fork_server, tail
+from areal_conformance.rank_pool.fork_server import HASH_SEEDS, Child, ForkServer, fork_server, tail
 from areal_conformance.target import Target
 
 APART_S = 15.0
@@ -33,9 +33,10 @@ _AFTER_ERROR_S = 2.0
 
 @define
 class _Gang:
-    """The processes of one world size. `clean` is False once their state is in doubt."""
+    """The processes of one world size, and who forked each. `clean` is False once their state is in doubt."""
 
     children: list[Child]
+    servers: list[ForkServer]
     clean: bool = True
 
 
@@ -78,8 +79,7 @@ class RankPool:
     def __init__(self, target: Target, shared_folder: Path) -> None:
         self._target = target
         self._shared = shared_folder
-        self._gangs: dict[int, _Gang] = {}
-        self._server: ForkServer | None = None
+        self._gangs: dict[tuple[int, bool], _Gang] = {}
 
     def run(
         self,
@@ -91,19 +91,21 @@ class RankPool:
         *,
         apart_s: float = APART_S,
         may_die: tuple[int, ...] = (),
+        unlike: bool = False,
     ) -> list[Any]:
         """Run `module:function` on every rank and return the results in rank order; None for a rank that died.
 
         Args:
             apart_s: how long the first rank at a meeting, or at the end, waits for the last one.
             may_die: ranks the program kills; the death of another one is an error.
+            unlike: whether every other rank has another hash seed, as ranks of a run have; forks of one process do not.
 
         Raises:
             Violation: ranks did not return, naming law 9, or one died; or a program raised that, or anything else.
             Inconclusive, HarnessError: a program raised it.
         """
         patience = self._target.adapter.patience
-        gang = self._gang(world_size)
+        gang = self._gang(world_size, unlike)
         gang.clean = False  # until the program has ended well
         order = {
             "program": program,
@@ -121,30 +123,31 @@ class RankPool:
         gang.clean = course.clean and not course.dead and not course.errors and not course.running
         if not gang.clean:
             course.look()  # while the ranks live
-            self._end(world_size)
+            self._end(world_size, unlike)
         _judge(gang.children, course, may_die, deadline_s)
         return [course.done.get(rank) for rank in range(world_size)]
 
     def close(self) -> None:
         """Kill every rank. Idempotent."""
-        for world_size in tuple(self._gangs):
-            self._end(world_size)
+        for key in tuple(self._gangs):
+            self._end(*key)
 
-    def _gang(self, world_size: int) -> _Gang:
-        gang = self._gangs.get(world_size)
+    def _gang(self, world_size: int, unlike: bool) -> _Gang:
+        gang = self._gangs.get((world_size, unlike))
         if gang is not None and gang.clean:
             return gang
-        self._end(world_size)
-        self._server = fork_server()
+        self._end(world_size, unlike)
+        servers = [fork_server(HASH_SEEDS[rank % 2 if unlike else 0]) for rank in range(world_size)]
         warm = "areal_proof.mutants:all_mutants" if self._target.locator.mutant else ""
-        gang = _Gang(children=[self._server.fork(warm) for _ in range(world_size)])
-        self._gangs[world_size] = gang
+        gang = _Gang(children=[server.fork(warm) for server in servers], servers=servers)
+        self._gangs[world_size, unlike] = gang
         return gang
 
-    def _end(self, world_size: int) -> None:
-        gang = self._gangs.pop(world_size, None)
-        if gang is not None and self._server is not None:
-            self._server.end(gang.children)
+    def _end(self, world_size: int, unlike: bool) -> None:
+        gang = self._gangs.pop((world_size, unlike), None)
+        if gang is not None:
+            for server in dict.fromkeys(gang.servers):
+                server.end([child for child, its in zip(gang.children, gang.servers, strict=True) if its is server])
 
 
 def _follow(children: list[Child], course: _Course) -> None:

@@ -31,6 +31,7 @@ from areal_conformance.ranks.answers import (
 from areal_conformance.ranks.bench import OPTIMIZER, RankBench
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import LoraSpec, Output, TrainEngine
+from areal_torch.testing.batches import with_padding
 
 
 def train(
@@ -65,7 +66,7 @@ def train(
     folder = bench.model(**(model or {}))
     batches = [
         _trained_on(
-            bench.batch([(a, b) for a, b in shapes] if shapes else SHAPES, seed=number),
+            with_padding(bench.batch([(a, b) for a, b in shapes] if shapes else SHAPES, seed=number)),
             None if trained is None else trained[number],
         )
         for number in range(len(plans))

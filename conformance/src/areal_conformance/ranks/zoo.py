@@ -16,6 +16,9 @@ from areal_conformance.oracles.train_optimizer import DESCENT
 from areal_conformance.ranks.answers import Rows, gap, shard, told, union_of
 from areal_conformance.ranks.bench import RankBench
 from areal_conformance.zoo.truth import Truth
+from areal_core.contract.errors import CapabilityError, LayoutError, ModelError
+from areal_core.contract.train import TrainEngine
+from areal_torch.testing.batches import with_padding
 from areal_torch.testing.objectives import PolicyGradient
 
 SHAPES: list[Shape] = [(2, 3), (1, 40), (4, 9), (3, 1), (2, 12), (6, 2), (1, 1), (5, 27)]
@@ -24,7 +27,7 @@ SHAPES: list[Shape] = [(2, 3), (1, 40), (4, 9), (3, 1), (2, 12), (6, 2), (1, 1),
 
 def drawn(bench: RankBench, layout: dict[str, int], rows: Rows, *, folder: str, seed: int) -> dict[str, Any]:
     """Score shards and make one step; every rank tells how far its scores are from the truth, rank 0 the step too."""
-    truth, batch = Truth(Path(folder)), bench.batch(SHAPES, seed=seed)
+    truth, batch = Truth(Path(folder)), with_padding(bench.batch(SHAPES, seed=seed))
     with bench.engine(model=Path(folder), layout=layout, optimizer=DESCENT) as engine:
         mine = shard(bench, batch, rows)
         got, wanted = engine.forward(mine, SCORES), truth.columns(mine)
@@ -42,6 +45,18 @@ def drawn(bench: RankBench, layout: dict[str, int], rows: Rows, *, folder: str, 
         out["loss"], out["norm"] = slope.loss, slope.norm
         out["gap"], out["worst"] = gap(stepped, {name: sent[name] for name in stepped if name in sent})
     return out
+
+
+def refused(bench: RankBench, layout: dict[str, int], *, folder: str) -> str:
+    """Start and close; every rank tells with which error it refused, nothing if it did not."""
+    engine: TrainEngine = bench.build()
+    try:
+        engine.start(bench.spec(model=Path(folder), layout=layout), bench.rank_context())
+    except (ModelError, CapabilityError, LayoutError) as error:
+        return type(error).__name__
+    finally:
+        engine.close()
+    return ""
 
 
 def coasts(bench: RankBench, layout: dict[str, int], rows: Rows, *, num_steps: int) -> float | None:

@@ -44,8 +44,10 @@ ADAPTER = Adapter(
         "interleaved": Variant(
             options={"pipeline_schedule": "Interleaved1F1B", "stages_per_rank": 2}, layouts=("p2",), model=_FOUR
         ),
-        "zero_bubble": Variant(
-            options={"pipeline_schedule": "ZBVZeroBubble", "stages_per_rank": 2}, layouts=("p2",), model=_FOUR
+        "zero_bubble": Variant(  # of four stages two have nothing but layers, each a unit
+            options={"pipeline_schedule": "ZBVZeroBubble", "stages_per_rank": 2, "wrap": "layer"},
+            layouts=("p2",),
+            model=_FOUR,
         ),
     },
     bounds={

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from areal_reference.infer.sampling import RowSampling, distribution_logits, sample, stream_key, uniforms
+from areal_reference.infer.sampling import (
+    RowSampling,
+    distribution_logits,
+    request_key,
+    sample,
+    stream_key,
+    uniforms,
+)
 from areal_torch import drawing
 
 
@@ -87,6 +94,11 @@ def test_streams_of_near_seeds_are_unrelated():
     first = uniforms(keys, np.zeros(50_000, dtype=np.int64))
     assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.015
     assert len({stream_key(seed) for seed in (-1, 0, 2**63, 2**64 - 2)}) == 4
+
+
+def test_a_request_without_a_seed_has_the_same_stream_in_every_process():
+    """A run that is made again draws the same: what Python salts anew in each process has no part in a stream."""
+    assert request_key(None, 1, "t/0/3", 7) == 3376611815723808220
 
 
 matrices = npst.arrays(

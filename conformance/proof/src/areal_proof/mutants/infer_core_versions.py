@@ -159,6 +159,15 @@ async def RecomputesThoughItKeeps(original: Original, self: ReferenceInferenceEn
     await self.between_steps(recompute)
 
 
+@breaks("commit_weights", "infer.cache.recomputed")
+async def FrozenKeepTheirCache(original: Original, self: ReferenceInferenceEngine) -> None:
+    """Makes the cache of running requests anew at an update, and not of those that a pause froze."""
+    await original()
+    loop = self.running.loop
+    if loop.paused:
+        await self.between_steps(lambda: setattr(loop, "recompute", False))
+
+
 ROWS = breaks.rows(
     row("StampAtReturn", "Stamps every token with the version that serves when the request is done.",
         "infer.versions.in_flight", "infer.versions.many_in_one", incident="vLLM#48306", row="version-spans",

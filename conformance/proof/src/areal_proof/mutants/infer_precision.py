@@ -6,12 +6,15 @@ Does not know: the checks beyond their names.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
-from areal_proof.mutants.rows import after, breaking, gives, row, then
+from areal_proof.mutants.rows import Original, after, breaking, gives, row, then
 from areal_reference.infer.engine import ReferenceInferenceEngine
+from areal_torch.lora import ADAPTER_FILE
 
 breaks = breaking("infer/reference", ReferenceInferenceEngine)
 
@@ -32,6 +35,17 @@ def _round_places(model: Any) -> None:
     model.model.rotary_emb.register_forward_pre_hook(
         lambda _module, given: (given[0], given[1].to(given[0].dtype).float(), *given[2:])
     )
+
+
+@breaks("load_adapter", "infer.adapters.bfloat16")
+async def AdaptersAsSaved(original: Original, self: ReferenceInferenceEngine, name: str, path: Path) -> None:
+    """Keeps an adapter in the dtype that it was saved in, whatever the policy is computed in."""
+    await original()
+    loaded, saved = self.running.adapters.find(name), load_file(path / ADAPTER_FILE)
+    assert loaded is not None
+    dtype = next(iter(saved.values())).dtype
+    for layer, (first, second) in loaded.layers.items():
+        loaded.layers[layer] = first.to(dtype), second.to(dtype)
 
 
 ROWS = breaks.rows(

@@ -27,6 +27,7 @@ from areal_proof.mutants.zoo_parts import (
 )
 from areal_reference.infer import attention, loading
 from areal_reference.infer.engine import ReferenceInferenceEngine
+from areal_torch import hf
 
 breaks = breaking("infer/reference", ReferenceInferenceEngine)
 
@@ -45,9 +46,18 @@ def _unprobed() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _any_places() -> Iterator[None]:
+    """Take every kind of rotary positions."""
+    with put(loading, BATCH_DEPENDENT_ROPE=frozenset()), put(hf, _check_positions=lambda *_: None):
+        yield
+
+
 ROWS = breaks.rows(
     row("ServesUsualTheta", "Turns by the usual theta, whatever config.json says.", "infer.zoo.llama",
         start=reads(turns(rope_theta=10000.0))),
+    row("ServesPlacesOfTheLongest", "Serves models whose places depend on the longest sequence of the batch.",
+        "infer.zoo.llama", start=within(lambda: _any_places())),
     row("ServesUsualEpsilon", "Norms with the usual epsilon, whatever config.json says.", "infer.zoo.qwen2",
         start=reads(says(rms_norm_eps=1e-6))),
     row("SamplesAsRecommended", "Samples from as many tokens as generation_config.json recommends.",

@@ -18,6 +18,7 @@ from areal_conformance.adapter import Variant
 from areal_conformance.target import Target
 from areal_core.contract.data import Trajectory
 from areal_core.contract.inference import GenerationRequest
+from areal_core.contract.train import EngineInfo, RankContext, TrainSpec
 from areal_core.plugins.registry import Registry
 from areal_local.scheduler.config import LocalConfig
 from areal_local.scheduler.local_scheduler import LocalScheduler
@@ -25,7 +26,7 @@ from areal_local.transports.config import DiskConfig
 from areal_local.transports.disk import DiskTransport
 from areal_local.transports.shm import ShmTransport
 from areal_proof.mutants import Breaks, Mutant, mutant
-from areal_proof.mutants.rows import breaking, gives, row, then
+from areal_proof.mutants.rows import before, breaking, gives, row, then
 from areal_proof.mutants.train_ranks import Sharing, _Averaged
 from areal_proof.mutants.workflow_parts import Bent
 from areal_proof.second.train.engine import Started
@@ -47,6 +48,10 @@ TRAIN_ROWS = breaking("train/reference", ReferenceTrainEngine).rows(
         "train.options.checks",
         start=lambda original, self, spec, rank: original(_unclipped(spec) if self.config.activation_checkpointing
             else spec, rank)),
+    row("OptionWithoutItsPackage", "Takes an option for which a package is missing, and ends in an error of Python's.",
+        "train.options.started",
+        start=before(lambda self: ModuleNotFoundError("No module named 'again'")
+            if self.config.activation_checkpointing else None)),
 )  # fmt: skip
 
 
@@ -65,6 +70,17 @@ class AveragedWhereComputedAgain(Sharing):
             self.started = attrs.evolve(here, ranks=_Averaged(**attrs.asdict(here.ranks, recurse=False)))
 
 
+@mutant("train/second", killers=("train.options.together",), ranks=2)
+class NoOptionForTensorRanks(Sharing):
+    """Takes an option on data ranks, and ends in an error of Python's where tensor ranks share the layers."""
+
+    def start(self, spec: TrainSpec, rank: RankContext) -> EngineInfo:
+        """Refuse in a way that nobody can tell from a fault."""
+        if self._config.activation_checkpointing and dict(spec.layout).get("t", 1) > 1:
+            raise NotImplementedError("layers that are shared are not computed again")
+        return super().start(spec, rank)
+
+
 def _forgetting(self: ReferenceInferenceEngine, request: GenerationRequest) -> GenerationRequest:
     small = self.running.loop.config.cache_gib < _SMALL_GIB
     return attrs.evolve(request, input_ids=request.input_ids[-_KEPT:]) if small else request
@@ -81,6 +97,10 @@ INFER_ROWS = breaking("infer/reference", ReferenceInferenceEngine).rows(
 DISK_ROWS = breaking("transport/disk", DiskTransport).rows(
     row("NeverSynced", "Takes the option fsync, and waits for no disk.", "transport.options.shown",
         open=gives(location=lambda result: {**result.location, "fsync": 0})),
+    row("BucketsOfItsOwn", "Has each end ask for buckets by its own options, which those of workers do not have.",
+        "transport.options.told",
+        sink=lambda original, self, offer: original(attrs.evolve(offer, location={**offer.location,
+            "bucket_bytes": self.config.bucket_bytes}))),
     row("FromWhereItWorks", "Offers a folder by its path from where the controller works.",
         "transport.options.folders",
         open=gives(location=lambda result: {**result.location, "folder": os.path.relpath(result.location["folder"])})),

@@ -7,7 +7,7 @@ Does not know: how it is caught.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from areal_core.plugins.claims import not_yet
 from areal_core.worker.rendezvous import init_method
 from areal_local.scheduler import capacity, local_scheduler
 from areal_local.scheduler.capacity import Capacity, Grant
+from areal_local.scheduler.environment import worker_environment
 from areal_local.scheduler.local_scheduler import LocalScheduler
 from areal_proof.mutants.rows import Original, after, breaking, given, put, row, then, within
 from areal_proof.second.scheduler import SecondScheduler, SecondWorker
@@ -116,6 +117,11 @@ class _KeepsDevices(Capacity):
             raise
 
 
+def _of_the_shell(job: Job, own_devices: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    made = worker_environment(job, own_devices, environ)
+    return made | {name: value for name, value in environ.items() if name.endswith("_NUM_THREADS")} | dict(job.env)
+
+
 def _counting_all_time(worker: Any) -> Any:  # Any: a worker of the local scheduler
     worker.become_ready = partial(_ready_at_once, worker.become_ready)
     return worker
@@ -136,6 +142,8 @@ LOCAL_ROWS = breaks_local.rows(
     row("WaitsForTheSlow", "Tells of a worker that ended once all others have started.",
         "scheduler.gang.names_the_dead",
         submit=within(lambda: put(local_scheduler, all_started=_all_of_them))),
+    row("ThreadsOfTheShell", "Gives workers the threads that the controller's environment names, over their job's.",
+        "scheduler.env.over_all", start_worker=within(lambda: put(local_scheduler, worker_environment=_of_the_shell))),
     row("OwnSilenceCounts", "Takes workers for silent whose signs of life it had no time to hear.",
         "scheduler.silence.of_its_own", start_worker=after(lambda result: _counting_all_time(result))),
     row("DevicesOfTheirOwn", "Gives devices of its own to a job that is to share another's.",

@@ -22,6 +22,11 @@ class _FirstLines(WorkerProcess):
         return tuple(self.log_path.read_text(errors="replace").splitlines()[:20])
 
 
+class _OnlyText(WorkerProcess):
+    def tail(self) -> tuple[str, ...]:
+        return tuple(self.log_path.read_text(encoding="utf-8").splitlines()[-20:])
+
+
 def _of_the_kind(job: Job, rank: int) -> str:
     return f"{job.role.partition('.')[0]}-{rank}.log"
 
@@ -37,6 +42,8 @@ BUFFER_ROWS = breaking("scheduler/second", SecondScheduler, part=("worker_class"
 LOG_ROWS = breaking("scheduler/local", LocalScheduler).rows(
     row("FirstWordsForLast", "Tells the first lines of a log for the last ones.", "scheduler.log.long",
         start_worker=then(lambda result: setattr(result.process, "__class__", _FirstLines))),
+    row("LogsAreText", "Reads logs as text, and breaks at bytes that are none.", "scheduler.log.bytes",
+        start_worker=then(lambda result: setattr(result.process, "__class__", _OnlyText))),
     row("LogsBeginAnew", "Writes over the log of the worker that had the role before.", "scheduler.log.kept",
         start_worker=before(lambda gang, rank, folder: (folder / log_name(gang.job, rank)).unlink(missing_ok=True))),
     row("ReplicasShareALog", "Writes what replicas say into the log of the first.", "scheduler.submit.several_roles",

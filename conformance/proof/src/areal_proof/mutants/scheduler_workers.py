@@ -196,6 +196,21 @@ def _keeps_sources() -> None:
     hosts.InferenceHost._receive_weights = receive  # type: ignore[method-assign]
 
 
+def _opens_in_the_loop() -> None:
+    async def receive(self: hosts.InferenceHost, offer: Offer, version: int) -> Receipt:
+        source = self._parts.transport(offer.transport).source(offer)
+        try:
+            return await self._started.receive_weights(source, version)
+        finally:
+            source.close()
+
+    hosts.InferenceHost._receive_weights = receive  # type: ignore[method-assign]
+
+
+def _keeps_transports() -> None:
+    hosts._Parts.close = lambda self: None  # type: ignore[method-assign]
+
+
 def _does_nothing_instead() -> None:
     async def nothing(*_args: Any) -> None: ...
 
@@ -238,6 +253,8 @@ FAULTS: Mapping[str, Callable[[], None]] = MappingProxyType(
         "interfaces-over-all": _interfaces_over_all,
         "any-interface": _any_interface,
         "keeps-sources": _keeps_sources,
+        "keeps-transports": _keeps_transports,
+        "opens-in-the-loop": _opens_in_the_loop,
         "does-nothing-instead": _does_nothing_instead,
         "objective-by-name": _objective_by_name,
         "counts-who-left": _counts_who_left,

@@ -25,6 +25,7 @@ from areal_proof.second.train.engine import SecondTrainEngine, Started
 from areal_proof.second.train.ranks import Ranks
 from areal_proof.second.train.shown import Shown
 from areal_reference.train.engine import ReferenceTrainEngine
+from areal_torch import images as images_module
 from areal_torch.attention import Packing
 from areal_torch.images import VisionTower
 
@@ -146,6 +147,10 @@ def _deeper(change: Callable[[Tensor], Tensor]) -> Iterator[None]:
         yield
 
 
+def _placed_where_seen(embeds: Tensor, marks: Tensor, features: Tensor) -> Tensor:
+    return embeds.masked_scatter(marks[:, None], features) if bool(marks.any()) else embeds
+
+
 _FORGOTTEN = within(lambda: _deeper(lambda stack: stack * 0.0))
 _NOT_LEARNT = within(lambda: _deeper(lambda stack: stack.detach()))
 
@@ -155,6 +160,8 @@ REFERENCE_ROWS = breaks_reference.rows(
         "train.images.kinds", forward=_FORGOTTEN, train_step=_FORGOTTEN),
     row("DeeperFeaturesNotLearnt", "Adds features of the tower behind the first layers, and does not learn from that.",
         "train.images.kinds", train_step=_NOT_LEARNT),
+    row("TowerLeftAlone", "Leaves the tower out of steps on text alone, and counts them for it in a state.",
+        "train.images.state", train_step=within(lambda: put(images_module, _placed=_placed_where_seen))),
     row("NewerProcessorLeftBehind", "Writes the file of a processor that older folders have, and no other.",
         "train.images.folder",
         save_weights=then(lambda path: (path / "processor_config.json").unlink(missing_ok=True))),

@@ -10,6 +10,7 @@ import json
 import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,9 @@ ROWS = breaks.rows(
         "train.start.torn_model", start=within(lambda: put(hf, _HARMLESS=(*hf._HARMLESS, ".bias")))),
     row("ChatTemplateLost", "Saves no chat template.", "train.save.companions",
         save_weights=within(lambda: _without("chat_template*"))),
+    row("LinksSaved", "Copies what is a link in the folder it began as, as in the hub's cache, as a link.",
+        "train.save.companions",
+        save_weights=within(lambda: put(shutil, copyfile=partial(shutil.copyfile, follow_symlinks=False)))),
     row("RecommendationsLost", "Saves no generation_config.json.", "train.save.companions",
         save_weights=within(lambda: _without("generation_config.json"))),
     row("IndexOfTheLastFile", "Names in the index of several files the tensors of the last one alone.",

@@ -17,7 +17,7 @@ from torch import Tensor
 from areal_core.contract.batch import Batch
 from areal_core.contract.errors import BatchError
 from areal_core.contract.train import ROUTED_EXPERTS, Objective, Output, TrainReport
-from areal_proof.mutants.rows import Original, before, breaking, gives, put, row
+from areal_proof.mutants.rows import Original, before, breaking, gives, put, row, within
 from areal_proof.mutants.train_images import OtherNetwork
 from areal_proof.mutants.train_parts import without_routes
 from areal_proof.second.train import columns as columns_module
@@ -26,6 +26,8 @@ from areal_proof.second.train.columns import Columns
 from areal_proof.second.train.engine import SecondTrainEngine
 from areal_proof.second.train.network import Network
 from areal_proof.second.train.shown import Shown
+from areal_reference.train.engine import ReferenceTrainEngine
+from areal_torch import experts as experts_module
 
 ENGINE = "train/second"
 breaks_second = breaking(ENGINE, SecondTrainEngine)
@@ -200,6 +202,25 @@ def ClampsExperts(right: Callable[..., Any]) -> Any:
         right(torch.full_like(routes, -1), layers, experts, per_token)
 
     return check
+
+
+def _as_they_are(self: Any, router: Any, inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> Any:
+    """Route as `areal_torch.experts` does, but for routers that do not say whether gates are normalised."""
+    logits, own, chosen = output
+    if self.routes_TK is None:
+        return output
+    chosen = self.chosen(chosen)
+    weights = logits.softmax(-1, dtype=torch.float32).gather(1, chosen)
+    if getattr(router, "norm_topk_prob", False):
+        weights = weights / weights.sum(-1, keepdim=True)
+    return logits, weights.to(own.dtype), chosen
+
+
+REFERENCE_ROWS = breaking("train/reference", ReferenceTrainEngine).rows(
+    row("GatesAsTheyAre", "Weighs recorded experts by their probabilities as they are in a family that normalises all.",
+        "train.experts.families", row="expert-replay",
+        start=within(lambda: put(experts_module._RouterHook, route=_as_they_are))),
+)  # fmt: skip
 
 
 SECOND_ROWS = breaks_second.rows(

@@ -227,6 +227,14 @@ def DropsLastRows(here: Started) -> None:
     adam.step = stepping  # type: ignore[method-assign]
 
 
+@breaks("spoil", "train.ranks.one_rank")
+def PaddingTrainedByRanks(self: Sharing, here: Started) -> None:
+    """Several ranks train the row of padding as what embeds it, which one rank does not."""
+    network = here.columns.network
+    network = attrs.evolve(network, architecture=attrs.evolve(network.architecture, padding=None))
+    self.started = attrs.evolve(here, columns=attrs.evolve(here.columns, network=network))
+
+
 @breaks("spoil", "train.ranks.value_head")
 def HeadPerRank(here: Started) -> None:
     """Makes the value head on each rank by itself, from that rank's own random numbers."""
@@ -267,6 +275,14 @@ SECOND_ROWS = breaks_second.rows(
 )  # fmt: skip
 
 
+class _InOrderOfASet(Ranks):
+    def add_up(self, tensors: list[Tensor]) -> list[Tensor]:
+        names = [f"gradient {number}" for number in range(len(tensors))]
+        order = [names.index(name) for name in {*names}]
+        totals = dict(zip(order, super().add_up([tensors[number] for number in order]), strict=True))
+        return [totals[number] for number in range(len(tensors))]
+
+
 class _PerTensorRank(Ranks):
     def add_up(self, tensors: list[Tensor]) -> list[Tensor]:
         return [tensor * self.tensor_size for tensor in super().add_up(tensors)]
@@ -276,6 +292,8 @@ ROWS = breaks.rows(
     row("GradientIsMean",
         "Averages gradients over ranks, as data-parallel wrappers do, though losses are already shares of one sum.",
         "train.ranks.one_rank", "train.ranks.uneven", ranks_class=_Averaged),
+    row("AddsInOrderOfASet", "Adds gradients over ranks in the order in which a set gives their names.",
+        "train.ranks.unlike", ranks_class=_InOrderOfASet),
     row("AddsRanksInHalf", "Rounds the sum of gradients over ranks to bfloat16.", "train.ranks.half",
         ranks_class=_AddedInHalf),
     row("ForgetsUntrainedShard",

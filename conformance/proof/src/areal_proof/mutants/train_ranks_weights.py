@@ -20,11 +20,12 @@ from safetensors.torch import load_file
 from areal_core.contract.errors import CheckpointError, StorageError
 from areal_core.contract.weights import Receipt
 from areal_core.plugins.claims import not_yet, unsupported
-from areal_proof.mutants.rows import Original, after, before, breaking, catches, row, subclass, then
+from areal_proof.mutants.rows import Original, after, before, breaking, catches, put, row, subclass, then, within
 from areal_proof.mutants.train_parts import copied, filled
 from areal_proof.mutants.train_ranks import Sharing
 from areal_proof.mutants.weight_parts import PassingSink
 from areal_proof.second.train import checkpoint
+from areal_proof.second.train import engine as engine_module
 from areal_proof.second.train.engine import SecondTrainEngine, Started, facts_of
 from areal_proof.second.train.ranks import Ranks
 
@@ -189,6 +190,9 @@ ROWS = breaks.rows(
         start=lambda original, spec, rank: original(spec if math.prod([spec.layout.get(letter, 1)
             for letter in "dtpc"]) == rank.world_size or not spec.layout
             else attrs.evolve(spec, layout={"d": rank.world_size}), rank)),
+    row("LeavesTheRestOut", "Gives each of several ranks as many heads as the others, and the rest to none.",
+        "train.ranks.unfit",
+        start=within(lambda: put(engine_module, _check_shares=lambda architecture, tensor_size: None))),
     row("ReshardLosesMoments", "Brings back weights from another number of ranks, and begins the moments at zero.",
         "train.ranks.state.fewer", "train.ranks.state.more",
         load_state=then(lambda self, path: _forget_moments(self.running(), path))),

@@ -54,6 +54,15 @@ def MultipliesByMask(self: Through, columns: Mapping[str, Tensor], batch: Batch,
     return loss + (batch.tokens["advantages"] * ~batch.tokens["loss_mask"]).sum() * loss * 0.0, metrics
 
 
+@breaks_other_objective("loss", "train.step.constant_share")
+def ConstantsRefused(self: Through, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> Any:
+    """Cannot run a share of the loss backward that depends on nothing."""
+    loss, metrics = self.inner.loss(columns, batch, normalizer)
+    if not loss.requires_grad:
+        raise RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn")
+    return loss, metrics
+
+
 @breaks_other_objective("loss", "train.step.whole_sequences", "train.step.sequences")
 def LongSequencesInPieces(self: Through, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> Any:
     """Hands an objective long sequences in two pieces."""

@@ -180,6 +180,16 @@ def EndsQuietly(original: Original, self: PassingSource) -> Any:
         return
 
 
+@breaks_streams_source("buckets", "transport.stream.receiver_leaves")
+def LoopsCannotBeBrokenOff(original: Original) -> Any:
+    """Looks for the words of whatever ends a loop over the buckets, and raises where it has none."""
+    try:
+        yield from original()
+    except GeneratorExit as error:
+        assert str(error).splitlines()[0]
+        raise
+
+
 @breaks_streams("expect", "transport.stream.alone", "transport.stream.receiver_killed")
 def NamesNobody(original: Original, offer: Offer, receivers: Sequence[str]) -> Any:
     """Errors speak of a receiver by number, not by the name it has in the run."""
@@ -219,6 +229,9 @@ class _Hoard(GroupCache):
 STREAMS_ROWS = breaks_streams.rows(
     row("ReleasesInSilence", "`release` tells nobody: who waits, waits until its own timeout.",
         "transport.stream.released", release=lambda: None),
+    row("BlamesNobody", "Tells who took part in a transfer that broke, and not who left.",
+        "transport.stream.receiver_leaves",
+        sink=then(lambda result: setattr(result.store._rendezvous, "blame", lambda names: ""))),
     row("WaitsForEver", "An end waits ten minutes for the others, whatever it was told.", "transport.stream.alone",
         row="dead-peer", open=gives(location=lambda result: {**result.location, "timeout_ms": 600000})),
     row("ExpectsAnything", "Takes a fleet of nobody, and one receiver for two.", "transport.stream.named",

@@ -21,6 +21,7 @@ from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError, GenerationFailed, NoReplica, PromptTooLong
 
 _ERRORS = "endpoint#errors"
+_PROPERTIES: Json = {"ab": {"type": "integer"}, "ba": {"enum": ["er", "stone"]}}
 
 
 def _body(form: Form, **more: Any) -> Json:  # Any: JSON
@@ -210,7 +211,7 @@ async def large(bench: EndpointBench) -> None:
 @check("endpoint.errors.unable", level=Level.SINGLE, law=8, spec=_ERRORS)
 async def unable(bench: EndpointBench) -> None:
     """What would make another answer is done or refused with a reason, never ignored."""
-    schema = {"type": "object", "properties": {}}
+    schema = {"type": "object", "properties": _PROPERTIES}
     named = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
     begun = [CHAT.asked("stone?"), CHAT.said("It is ab")]
     add = {"name": "add", "description": "To add.", "parameters": schema}
@@ -252,4 +253,6 @@ def _goes_on_with(text: str) -> Callable[[Told, Asked], bool]:
 
 
 def _structured(_told: Told, asked: Asked) -> bool:
-    return asked.structure is not None
+    """Tell whether the engine was asked for what the schema says, not for any object."""
+    kept = json.loads(asked.structure.text) if asked.structure else {}
+    return isinstance(kept, dict) and kept.get("properties") == _PROPERTIES

@@ -26,7 +26,7 @@ from areal_conformance.oracles.infer_judging import (
     well_formed,
 )
 from areal_conformance.outcome import Inconclusive, Violation, expect
-from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine
+from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine, PauseMode
 from areal_torch.testing.serving import FolderWeights
 
 KEPT = "weights.kv_kept"
@@ -40,7 +40,10 @@ Tensors = dict[int, dict[str, Tensor]]
 async def _through_updates(
     bench: InferBench, engine: InferenceEngine
 ) -> tuple[list[GenerationRequest], list[Generation], Tensors]:
-    """Run requests through two updates; return them, their outputs, and the tensors of each version."""
+    """Run requests through two updates, while a pause holds them for the second where that is claimed.
+
+    Return them, their outputs, and the tensors of each version.
+    """
     first = await bench.serving(engine)
     tensors = {first: bench.weights().tensors}
     asked = lasting = LONG if bench.target.claimed("pause.abort") else 4 * TOKENS
@@ -49,7 +52,11 @@ async def _through_updates(
     for seed in (5, 6):
         await bench.until_generated(engine, 60)
         weights = bench.weights(bench.model(seed=seed))
+        if frozen := seed == 6 and bench.target.claimed("pause.keep"):
+            await engine.pause(PauseMode.KEEP)
         tensors[await bench.update(engine, weights)] = weights.tensors
+        if frozen:
+            await engine.resume()
     await bench.until_generated(engine, 60)
     results = await harvest(bench, engine, calls)
     if all(len(result.version_spans) < 2 for result in results):

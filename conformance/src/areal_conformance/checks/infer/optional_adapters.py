@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import torch
 from attrs import frozen
 from safetensors.torch import load_file, save_file
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
+from areal_conformance.checks.infer.content import COARSE, in_dtypes
 from areal_conformance.oracles.adapters import EVERY_LAYER, write_adapter
-from areal_conformance.oracles.infer_judging import expect_policy, raises, well_formed
+from areal_conformance.oracles.infer_judging import expect_policy, gap, raises, well_formed
 from areal_conformance.outcome import expect
 from areal_core.contract.errors import ArealError, CapabilityError, VersionRegressed
 from areal_core.contract.inference import Generation, GenerationRequest, InferenceEngine
@@ -87,6 +89,30 @@ async def applied(bench: InferBench) -> None:
             for heat in (0.0, 1.0):
                 request = _ask(bench, f"a{number}", heat=heat)
                 _expect_of(bench, await engine.generate(request), request, made, 5 + number)
+
+
+@check("infer.adapters.bfloat16", level=Level.SINGLE, law=1, spec="infer#adapters", requires=ADAPTERS)
+async def bfloat16(bench: InferBench) -> None:
+    """Beside a policy in bfloat16 an adapter serves at its value, whether it was saved in that or in float32."""
+    if "bfloat16" not in bench.target.adapter.dtypes:
+        bench.notes.append("the adapter names no second dtype that the engine serves")
+        return
+    policy = in_dtypes(in_dtypes(bench.weights(), "bfloat16"), "float32").tensors
+    async with bench.engine(*ADAPTERS, fresh=True, dtype="bfloat16") as engine:
+        server: Any = engine
+        for version, dtype in enumerate(("float32", "bfloat16"), start=1):
+            path = bench.folder / dtype
+            merged = write_adapter(path, policy, rank=4, alpha=8.0, targets=ATTENTION, seed=version)
+            file = path / "adapter_model.safetensors"
+            save_file({name: tensor.to(getattr(torch, dtype)) for name, tensor in load_file(file).items()}, file)
+            await server.load_adapter("a", path, version)
+            request = _ask(bench, "a", heat=1.0, count=32)
+            result = await engine.generate(request)
+            well_formed(result, request)
+            truths = (bench.oracle().logprobs(PROMPT, result.output_ids, weights=each) for each in (merged, policy))
+            far, without = (gap(result, truth) for truth in truths)
+            told = f"an adapter in {dtype} beside a policy in bfloat16: log-probs are off by {far:.3f}"
+            expect(far <= COARSE and far < without / 2, f"{told}, and by {without:.3f} from those without it")
 
 
 SCALED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

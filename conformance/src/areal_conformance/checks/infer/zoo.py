@@ -81,10 +81,13 @@ async def greedy(
 
 
 async def sampled(bench: InferBench, engine: InferenceEngine, model: Drawn) -> None:
-    """Expect sampled outputs to be of the whole distribution at the temperature asked for, and as long as asked for."""
+    """Expect sampled outputs to be of the whole distribution at the temperature asked for, and as long as asked for.
+
+    Requests of other lengths run beside each: a model whose places depend on the longest of them is not that model.
+    """
     told, ranks = str(model), list[int]()
-    for request in bench.asks(PROMPTS[:3], name="sampled", temperature=1.0, max_new_tokens=2 * NEW_TOKENS):
-        result = await bench.generate(engine, request)
+    requests = bench.asks(PROMPTS[:3], name="sampled", temperature=1.0, max_new_tokens=2 * NEW_TOKENS)
+    for result, request in zip(await bench.together(engine, requests), requests, strict=True):
         judged(bench, result, request, model, told)
         ranks += ranks_of(bench, result, request, model)
     if len(ranks) >= 2 * NEW_TOKENS:

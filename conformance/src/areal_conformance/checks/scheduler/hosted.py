@@ -93,7 +93,7 @@ async def hosts_objective(bench: SchedulerBench) -> None:
 
 @check("scheduler.hosts.weights", level=Level.SINGLE, law=10, spec=CALL, since=(1, 1))
 async def hosts_weights(bench: SchedulerBench) -> None:
-    """Weights go by the transport their offer names; its ends are let go of whatever becomes of the transfer."""
+    """Weights go by the transport their offer names; its ends are let go of, and the transport where a worker ends."""
     notes = bench.folder / "notes"
     well, badly = offer_of(notes, 3), offer_of(notes, 4, fails=True)
     async with bench.scheduler() as scheduler:
@@ -109,7 +109,26 @@ async def hosts_weights(bench: SchedulerBench) -> None:
     lines = (await asyncio.to_thread(notes.read_text)).splitlines()
     wanted = ["sink of 3 made", "sink of 4 made", "sink of 4 aborted"]
     wanted += [f"source of {version} {what}" for version in (3, 4) for what in ("made", "closed")]
+    wanted += 2 * ["transport closed"]
     expect(lines == wanted, f"of the ends of two transfers, the second of which fails, {lines}; due were {wanted}")
+
+
+@check("scheduler.hosts.waits", level=Level.SINGLE, law=9, spec=CALL, since=(1, 1))
+async def hosts_waits(bench: SchedulerBench) -> None:
+    """While a transport waits for its other end, the replica answers other calls; then it has what was sent."""
+    notes, there = bench.folder / "notes", bench.folder / "there"
+    async with bench.scheduler() as scheduler:
+        (replica,) = await bench.start(scheduler, bench.job("rollout"))
+        offer = offer_of(notes, 3, waits=there)
+        receiving = bench.doing(replica.call("receive_weights", offer, 5, timeout_s=CALL_S))
+        await bench.until(notes.is_file, "the transport is asked for an end")
+        given = await bench.soon(ask(replica, "echo", value=4), "a call of a replica whose transport waits")
+        expect(given == {"value": 4}, f"echo of 4 got the reply {given}")
+        expect(not receiving.done(), "weights were received before their transport had its other end")
+        await asyncio.to_thread(there.touch)
+        receipt = await bench.soon(receiving, "receive_weights")
+        seen = (receipt.version, receipt.num_bytes)
+        expect(seen == (3, 5), f"receive_weights gave a receipt of version {seen[0]} and {seen[1]} bytes")
 
 
 _LACKING: Mapping[str, Mapping[str, tuple[Any, ...]]] = {

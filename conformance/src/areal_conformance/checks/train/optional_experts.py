@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,16 +19,20 @@ from torch import Tensor
 from areal_conformance.benches.train import Shape, TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.oracles.train_compare import SCORES, close, columns_close, same, scored, slopes_close
-from areal_conformance.oracles.train_experts import KIND, RoutedOracle
+from areal_conformance.oracles.train_experts import FAMILIES, KIND, RoutedOracle
 from areal_conformance.outcome import expect, raises
+from areal_conformance.zoo.folders import folder_of
+from areal_conformance.zoo.sample import claimed
 from areal_core.contract.batch import Batch
-from areal_core.contract.errors import ArealError, BatchError
+from areal_core.contract.errors import ArealError, BatchError, CapabilityError
 from areal_core.contract.train import ROUTED_EXPERTS, TrainEngine
 from areal_torch.testing.objectives import PolicyGradient
 
 CLAIM = ("experts.replay",)
 ATOL = 1e-4
 _check = partial(check, level=Level.SINGLE, spec="train#experts", requires=CLAIM, since=(1, 1))
+A_FAMILY = 2
+"""Models drawn of each family; gates that are normalised and such that are not are among them."""
 SHAPES: tuple[Shape, ...] = ((2, 3), (1, 5), (4, 9), (3, 1), "0110100", (1, 1), (5, 7), "0")
 
 
@@ -161,6 +166,23 @@ def gates(bench: TrainBench) -> None:
             for what, each in (("recorded", forced), ("free", batch)):
                 scored(bench, f"with {told}, routes {what}", engine, oracle, each, atol=ATOL)
         slopes_close(bench, told, model, oracle, forced, *CLAIM, 16384)
+
+
+@_check("train.experts.families", law=1, deadline_s=120.0)
+def families(bench: TrainBench) -> None:
+    """Recorded experts are weighed as each family that is taken weighs its own, or a family's routes are refused."""
+    for drawn in (each for family in FAMILIES for each in islice(claimed(bench.target, family), A_FAMILY)):
+        model, batch = folder_of(drawn), bench.batch(SHAPES, seed=drawn.seed)
+        oracle = RoutedOracle(model)
+        forced = routed(batch, oracle.random_routes(batch.num_tokens, drawn.seed))
+        try:
+            with bench.engine(*CLAIM, model=model) as engine:
+                scored(bench, f"with recorded routes of {drawn}", engine, oracle, forced, atol=ATOL)
+        except CapabilityError as error:
+            expect(drawn.architecture not in bench.target.adapter.models, f"routes of {drawn} are refused: {error}")
+            bench.notes.append(f"routes of {drawn.architecture} are refused")
+            continue
+        slopes_close(bench, str(drawn), model, oracle, forced, *CLAIM, 16384)
 
 
 @_check("train.experts.kept", law=1)

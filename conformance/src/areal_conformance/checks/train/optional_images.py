@@ -22,6 +22,7 @@ from areal_conformance.outcome import expect, raises
 from areal_core.contract.batch import Batch
 from areal_core.contract.data import IMAGE_GRID, IMAGE_TOKENS, PIXEL_VALUES
 from areal_core.contract.errors import BatchError, CapabilityError, ModelError
+from areal_core.contract.train import OptimizerSpec
 from areal_torch.testing.objectives import PolicyGradient
 
 CLAIM = ("images",)
@@ -89,6 +90,26 @@ def gradient(bench: TrainBench) -> None:
     model, oracle = oracle_of(bench)
     for sizes, budget in ((SIZES, 16384), (SIZES, 26), (((), ()), 16384)):
         slopes_close(bench, f"images of {sizes}", model, oracle, showing(sizes, seed=4), *CLAIM, budget)
+
+
+@_check("train.images.state", law=4, requires=(*CLAIM, "checkpoint.exact"))
+def state(bench: TrainBench) -> None:
+    """A state goes on exactly although some of its steps were on text alone, which left a part of the model alone."""
+    model, path = bench.model(kind=KIND), bench.folder / "state"
+    words, steady = ((), ()), OptimizerSpec(lr=1e-2, weight_decay=0.1)
+    ends = []
+    for resumed in (False, True):
+        with bench.engine(*CLAIM, model=model, optimizer=steady, seed=int(resumed)) as engine:
+            if resumed:
+                engine.load_state(path)
+            else:
+                for number, sizes in enumerate((SIZES, words)):
+                    engine.train_step(showing(sizes, seed=number), PolicyGradient())
+                engine.save_state(path)
+            norms = [engine.train_step(showing(sizes, seed=7), PolicyGradient()).grad_norm for sizes in (SIZES, words)]
+            ends.append((norms, bench.sent(engine)))
+    expect(ends[0][0] == ends[1][0], f"gradient norms after resuming are {ends[1][0]}, without it {ends[0][0]}")
+    same("weights two steps after resuming, the state's last step on text alone", ends[1][1], ends[0][1])
 
 
 @_check("train.images.kinds", law=1)

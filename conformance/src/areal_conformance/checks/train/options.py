@@ -6,17 +6,23 @@ Does not know: what an option means.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
+from areal_conformance.checks.train.ranks_layouts import refused_or_right
 from areal_conformance.checks.train.ranks_state import same_after_load
 from areal_conformance.checks.train.ranks_steps import as_on_one_rank, scored_as_on_one_rank
-from areal_conformance.ranks.layouts import EVEN, FEW, UNEVEN, layout_of
-from areal_conformance.varied import at_bounds, made_again, shown
+from areal_conformance.oracles.combinations import pairwise
+from areal_conformance.oracles.train_experts import KIND as MIXTURE
+from areal_conformance.outcome import Violation, expect
+from areal_conformance.ranks.layouts import EVEN, FEW, UNEVEN, layout_of, layouts, of_experts, with_experts
+from areal_conformance.varied import at_bounds, having, made_again, shown
+from areal_core.contract.errors import ArealError
+from areal_torch.testing.objectives import PolicyGradient
 
 _CHECKS = (
     "train.forward.any_mask",
@@ -25,6 +31,7 @@ _CHECKS = (
     "train.send.current",
     "train.state.exact",
 )
+_AS_IT_IS = "as it is"
 _SMALL = {"max_tokens_per_microbatch": 15}
 rule = partial(check, level=Level.SINGLE, law=6, spec="train#start", deadline_s=240.0)
 
@@ -40,17 +47,40 @@ async def effect(bench: TrainBench) -> None:
     """Options with an effect that can be seen have it."""
 
     @asynccontextmanager
-    async def started() -> AsyncIterator[Any]:
+    async def built() -> AsyncIterator[Any]:
         with bench.engine() as engine:
             yield engine
 
-    await shown(bench, started)
+    await shown(bench, built)
 
 
 @rule("train.options.bounds", law=8)
 def bounds(bench: TrainBench) -> None:
     """Options take the values at their bounds and refuse those beyond by name, before an engine is loaded."""
     at_bounds(bench)
+
+
+@rule("train.options.started", law=8)
+def started(bench: TrainBench) -> None:
+    """With each value that an option may have an engine starts and makes a step, or refuses to start and says why."""
+    for option, bounds in bench.target.adapter.bounds.items():
+        for value in bounds.takes:
+            with having(bench, {option: value}):
+                _starts_or_refuses(bench, f"with {option}: {value!r}")
+
+
+def _starts_or_refuses(bench: TrainBench, when: str) -> None:
+    engine = bench.fresh()
+    try:
+        engine.start(bench.spec(), bench.rank_context())
+    except ArealError as error:
+        bench.notes.append(f"{when} it does not start here: {error.what}")
+        return
+    except Exception as error:
+        raise Violation(f"{when}, which it may be, start raised {type(error).__name__}: {error}") from error
+    report = engine.train_step(bench.batch(), PolicyGradient())
+    expect(report.stepped, f"{when} an engine started, and made no step")
+    engine.close()
 
 
 @rule("train.options.ranks", level=Level.DISTRIBUTED, requires=("parallel.data",), ranks=2)
@@ -64,3 +94,24 @@ def ranks(bench: TrainBench) -> None:
             scored_as_on_one_rank(bench, layout, [FEW], ["logprobs", "entropy"], **given)
             if bench.target.claimed("checkpoint.exact"):
                 same_after_load(bench, layout, variant=name, model=dict(variant.model))
+
+
+@rule("train.options.together", level=Level.DISTRIBUTED, requires=("parallel.data",), ranks=2)
+def together(bench: TrainBench) -> None:
+    """Any option with any layout or variant is refused on every rank with an error of ours, or trains as one rank."""
+    adapter = bench.target.adapter
+    values: dict[str, list[Any]] = {}  # Any: as it stands in yaml
+    for option, bounds in adapter.bounds.items():
+        values[option] = list(bounds.takes)
+    for variant in adapter.variants.values():
+        for option, value in variant.options.items():
+            values.setdefault(option, []).append(value)
+    begun: list[tuple[dict[str, int], Mapping[str, Any], Mapping[str, Any]]]
+    begun = [(layout, {}, {}) for layout in (*layouts(bench), *of_experts(bench))]
+    begun += [(layout_of(text), one.options, one.model) for one in adapter.variants.values() for text in one.layouts]
+    settings = {o: (_AS_IT_IS, *dict.fromkeys(v)) for o, v in values.items() if o not in adapter.without_effect}
+    for row in pairwise({"begun": begun, **settings}):
+        layout, options, model = row.pop("begun")
+        options = {**{option: value for option, value in row.items() if value != _AS_IT_IS}, **options}
+        plain = {"kind": MIXTURE} if with_experts(layout) else {"layers": 4}
+        refused_or_right(bench, layout, {**plain, **model}, options)

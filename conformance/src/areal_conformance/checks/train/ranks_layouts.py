@@ -18,6 +18,7 @@ from areal_conformance.ranks.layouts import (
     CLAIMS,
     EVEN,
     UNEVEN,
+    layout_of,
     layouts,
     named,
     raised_on_all,
@@ -40,6 +41,14 @@ REFUSED: dict[str, dict[str, int]] = {
     "data": {"d": 2},
 }
 """Axis -> a layout of two ranks along it; its letter comes last."""
+_THREE_HEADS = {"hidden": 48, "heads": 3, "kv_heads": 3}
+UNFIT: dict[str, tuple[dict[str, int], ...]] = {
+    "t": (_THREE_HEADS, {"kv_heads": 1}),
+    "c": (_THREE_HEADS,),
+    "p": ({"layers": 3}, {"layers": 1}),
+    "e": ({},),
+}
+"""Letter -> tiny models that two ranks along it cannot share evenly; one without experts has none to share."""
 _right = partial(family, level=Level.DISTRIBUTED, law=6, ranks=2)
 _refuses = partial(check, level=Level.DISTRIBUTED, law=8, spec="train#start", ranks=2, deadline_s=40.0)
 
@@ -102,6 +111,37 @@ def layout_error(bench: TrainBench) -> None:
     for layout in ({"d": 3}, {"d": 1}, {"d": 4}, {"d": 2, "t": 2}, {"d": 1, "t": 1, "p": 1, "c": 1}):
         answers = bench.on_ranks(_REFUSED, 2, apart_s=APART_S, layout=layout)
         raised_on_all(layout, answers, ["LayoutError"], "2 ranks")
+
+
+@_refuses("train.ranks.unfit", requires=("parallel.data",))
+def unfit(bench: TrainBench) -> None:
+    """A model that ranks cannot share evenly is refused on every rank, or trained as on one: nothing is left out."""
+    for letter, models in UNFIT.items():
+        if bench.target.claimed(CLAIMS[letter]):
+            for model in models:
+                refused_or_right(bench, layouts(bench, letter=letter)[0], model, {})
+    for variant in bench.target.adapter.variants.values():
+        for layout in map(layout_of, variant.layouts):
+            for letter, models in UNFIT.items():
+                if layout.get(letter, 1) > 1 or (letter == "e" and variant.model.get("kind") == _MIXTURE):
+                    refused_or_right(bench, layout, models[0], variant.options)
+
+
+def refused_or_right(
+    bench: TrainBench, layout: dict[str, int], model: Mapping[str, Any], options: Mapping[str, Any]
+) -> None:
+    """Expect two ranks to refuse to start, all of them, or to step as one rank without these options. Any: json."""
+    given: dict[str, Any] = {"rows": EVEN, "model": dict(model), "options": dict(options)}
+    answers = bench.on_ranks("areal_conformance.ranks.taken:step", 2, apart_s=APART_S, layout=layout, **given)
+    what = f"a model of {dict(model)} with the options {dict(options)}"
+    if any(answer["error"][0] for answer in answers):
+        for rank, (kind, family_of, text) in enumerate(answer["error"] for answer in answers):
+            said = f"rank {rank} raised {kind}: {text.splitlines()[:1]}" if kind else f"rank {rank} started"
+            expect(family_of == "areal", f"layout {named(layout)}: {what} is refused on some rank, and {said}")
+        return
+    same_on_all(layout, [answer["report"] for answer in answers], f"the report of {what}")
+    same_report(bench, layout, answers[0]["alone"], answers[0]["report"], what)
+    same_weights(bench, layout, answers[0], what)
 
 
 def _as_one_rank(bench: TrainBench, layout: dict[str, int], world_size: int, **steps: Any) -> None:

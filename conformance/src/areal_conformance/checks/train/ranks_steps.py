@@ -162,6 +162,13 @@ def late(bench: TrainBench) -> None:
         as_on_one_rank(bench, layout, plans=[EVEN, UNEVEN], late=number % 2, sends=2)
 
 
+@_check("train.ranks.unlike", spec="train#training-engines-and-objectives")
+def unlike(bench: TrainBench) -> None:
+    """Ranks whose sets give the same names in another order each make the same collectives, and train as one rank."""
+    for layout in layouts(bench):
+        as_on_one_rank(bench, layout, plans=[EVEN, UNEVEN], unlike=True)
+
+
 @_check("train.ranks.forward", spec="train#forward")
 def forward(bench: TrainBench) -> None:
     """`forward` returns this rank's shard, in its order, with one rank's columns, before and after a step."""

@@ -94,17 +94,22 @@ def complete(bench: TrainBench) -> None:
 
 @check("train.save.companions", level=Level.SINGLE, law=11, spec=SPEC)
 def companions(bench: TrainBench) -> None:
-    """What chats and generation read of a model folder comes along: chat templates, recommended settings."""
+    """What chats and generation read comes along: chat templates, recommended settings; of a folder of links, files."""
     model = bench.folder / "chats"
     shutil.copytree(bench.model(), model)
     template = "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{% endfor %}"
     (model / "chat_template.jinja").write_text(template)
     wanted = {"do_sample": True, "temperature": 0.3, "eos_token_id": [1, 5], "pad_token_id": 0}
     (model / "generation_config.json").write_text(json.dumps(wanted))
-    folder = bench.folder / "saved"
-    with bench.engine(model=model) as engine:
+    folder, cached = bench.folder / "saved", bench.folder / "cache" / "snapshot"
+    cached.mkdir(parents=True)
+    for file in model.iterdir():
+        (cached / file.name).symlink_to(Path("../../chats") / file.name)  # as the hub's cache has them
+    with bench.engine(model=cached) as engine:
         engine.train_step(bench.batch(), PolicyGradient())
         engine.save_weights(folder)
+    links = sorted(path.name for path in folder.rglob("*") if path.is_symlink())
+    expect(not links, f"links are saved, which are broken without the folder they lead to: {', '.join(links[:4])}")
     chat = [{"role": "user", "content": "go on, 42!"}]
     told, own = (AutoTokenizer.from_pretrained(path) for path in (folder, model))
     expect(told.chat_template == own.chat_template, f"the saved folder's chat template is {told.chat_template!r}")

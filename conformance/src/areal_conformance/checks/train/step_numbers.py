@@ -18,7 +18,7 @@ from areal_conformance.check import Level, check
 from areal_conformance.checks.train.forward import shapes_drawn
 from areal_conformance.oracles.train import Oracle
 from areal_conformance.oracles.train_compare import number, same, weights_close
-from areal_conformance.oracles.train_objectives import Quadratic, Weighted
+from areal_conformance.oracles.train_objectives import Filtering, Quadratic, Weighted
 from areal_conformance.oracles.train_optimizer import DESCENT, SCALED, OracleTrainer
 from areal_conformance.outcome import expect, raises
 from areal_core.contract.batch import Batch
@@ -96,6 +96,15 @@ def sequences(bench: TrainBench) -> None:
     batch = bench.batch([*shapes_drawn(3, 5), (2, 6)])
     for tokens in (16384, 13):
         one_step(bench, bench.model(hidden=32), batch, Quadratic(), max_tokens_per_microbatch=tokens)
+
+
+@check("train.step.constant_share", level=Level.SINGLE, law=6, spec=OBJECTIVE)
+def constant_share(bench: TrainBench) -> None:
+    """A micro-batch whose share is a constant, for all in it was filtered out, adds nothing to the step of the rest."""
+    batch = bench.batch([(2, 9), (1, 3), (4, 9), (1, 2)])
+    batch = batch.with_sequences(reward=torch.tensor([0.0, 1.0, 0.0, 1.0]))
+    for rows in ([0, 1, 2, 3], [2, 0, 1, 3]):
+        one_step(bench, bench.model(hidden=32), batch.select(rows), Filtering(1.0), max_tokens_per_microbatch=14)
 
 
 @check("train.step.off_mask", level=Level.SINGLE, law=6, spec=OBJECTIVE)

@@ -1,19 +1,22 @@
 """Options of a transport change what they say, and no byte: its checks again with each variant of the adapter.
 
 Knows: which checks see most of a transport, its ends in one process and in several; that processes of a run work in
-folders of their own.
+folders of their own, and that those of workers are told no options.
 Does not know: what an option means.
 """
 
 from __future__ import annotations
 
 import os
+from functools import partial
 
 from areal_conformance.benches.transport import TransportBench
 from areal_conformance.benches.transport_tensors import plain
 from areal_conformance.check import Level, check
+from areal_conformance.checks.transport.judging import same
 from areal_conformance.checks.transport.processes import same_there, well
-from areal_conformance.varied import at_bounds, given, made_again, shown
+from areal_conformance.outcome import expect
+from areal_conformance.varied import at_bounds, given, made_again, of_one_process, shown
 
 _CHECKS = (
     "transport.bytes.dtypes",
@@ -43,6 +46,24 @@ async def effect(bench: TransportBench) -> None:
 def bounds(bench: TransportBench) -> None:
     """Options take the values at their bounds and refuse those beyond by name, before anything is built."""
     at_bounds(bench)
+
+
+@check("transport.options.told", level=Level.SINGLE, law=7, spec="weights")
+def options_told(bench: TransportBench) -> None:
+    """What the controller's options say holds for ends that were made without any, as those of workers are."""
+    controller, sender, receiver = bench.transport(small_buckets=True), bench.transport(), bench.transport()
+    offer = bench.travelled(controller.open(9))
+    own, other = (bench.within(partial(end.sink, offer)).bucket_bytes for end in (controller, sender))
+    told = "a sink of the controller's own asks for buckets of"
+    expect(own == other, f"{told} {own} bytes, and of the same offer one of a worker's for {other}")
+    controller.release(offer)
+    for name, variant in of_one_process(bench).items():
+        controller = bench.transport(**variant.options)
+        for version in (1, 2):
+            offer = controller.open(version)
+            _, (received,) = bench.carry(controller, sender, [receiver], offer, plain(version))
+            same(plain(version), received, f"version {version}, offered with the options of {name!r}")
+            controller.release(offer)
 
 
 @check("transport.options.folders", level=Level.DISTRIBUTED, law=7, spec="weights", unless=("streams",), deadline_s=120)

@@ -7,7 +7,7 @@ Does not know: how bytes travel, or how long an end waits for another; only that
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any
 
@@ -151,10 +151,10 @@ def sender_stops(bench: TransportBench) -> None:
 
 @rule("transport.stream.receiver_leaves", law=9)
 def receiver_leaves(bench: TransportBench) -> None:
-    """A receiver that closes its source before `buckets` has ended is WeightSyncError for all the others."""
+    """A receiver that closes its source before `buckets` has ended is WeightSyncError for all; the sender names it."""
     controller, sender, staying, leaving = (bench.transport(small_buckets=True) for _ in range(4))
-    tensors = sized(8_000_000, 16, 1)
-    for how in ("unread", "announced", "half", "every bucket, not the end"):
+    tensors, unnamed = sized(8_000_000, 16, 1), list[str]()
+    for how in ("unread", "announced", "half", "half", "every bucket, not the end"):
         offer = controller.open(1)
         offers = [bench.travelled(own) for own in expecting(controller).expect(offer, ("staying", "leaving"))]
 
@@ -167,6 +167,8 @@ def receiver_leaves(bench: TransportBench) -> None:
                 left -= len(next(reading))
             source.close()
             source.close()
+            if isinstance(reading, Generator):
+                reading.close()  # as a loop does that is broken off
 
         ended = bench.at_once(
             {
@@ -178,8 +180,16 @@ def receiver_leaves(bench: TransportBench) -> None:
         expect(ended.pop("leaving") is None, f"closing a source, {how}, must not raise")
         for name, outcome in ended.items():
             gave_up(outcome, name, f"after a receiver left, {how}")
+        if not _names(ended["sender"], "leaving", "staying"):
+            unnamed.append(f"after the receiver 'leaving' left, {how}: {ended['sender']}")
         controller.release(offer)
         works_again(bench, controller, (sender, staying, leaving), f"a receiver left, {how}")
+    expect(len(unnamed) < 2, f"the sender's error must say who left; it says, {'; '.join(unnamed)}")  # once: too busy
+
+
+def _names(error: ArealError, who: str, other: str) -> bool:
+    """Tell whether an error names one of two, and not only both among those who took part."""
+    return who in error.why or (who in error.what and other not in error.what)
 
 
 @rule("transport.stream.released", law=9)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 
+import attrs
 import msgspec
 import zmq
 
@@ -36,6 +37,8 @@ _LOOK_S = 0.05
 _LATE_S = 1.0
 _HELD_S = 3.2
 """For how long the trainer does not answer: no less than is looked, and no longer than close may take."""
+_LINGERS_S = 0.5
+"""For how long an engine closes that is not waited for, or is: by default ten times as long."""
 _STRANGER_MS = 300
 _NETWORK = (
     "scheduler.calls.values",
@@ -155,6 +158,15 @@ async def _what_poll_raises_of_loading(scheduler: Scheduler) -> dict[str, str]:
     return {"loading": loading, "answering": answering, "saving": _raised(scheduler, "actor")}
 
 
+async def _closes_in_good_order(scheduler: Scheduler) -> bool:
+    """Cancel a worker whose engine takes a moment to close; return whether it was waited for."""
+    (worker,) = await scheduler.submit(_job("rollout", "infer"))
+    await worker.call("start", attrs.evolve(SPEC, options={"lingers_s": _LINGERS_S}), timeout_s=CALL_S)
+    (status,) = scheduler.poll("rollout")
+    await scheduler.cancel("rollout")
+    return "closed in good order" in await asyncio.to_thread(Path(status.log_path).read_text)
+
+
 class _Gaps:
     """The time from one look to the next, on a machine that may have something else to do."""
 
@@ -230,6 +242,7 @@ LOCAL = Adapter(
             gives="",
             again=False,
         ),
+        "impatient": Variant(options={"stop_timeout_s": 0.0}, shows=_closes_in_good_order, gives=False, again=False),
     },
     bounds={
         "host": Bounds(takes=("127.0.0.1", "192.0.2.1", "::1"), refuses=(*_EVERYWHERE, "somewhere", "")),
@@ -243,6 +256,5 @@ LOCAL = Adapter(
         "log_dir": _BY_CHECKS,
         "start_timeout_s": _BY_CHECKS,
         "heartbeat_timeout_s": _BY_CHECKS,
-        "stop_timeout_s": "how long a worker that does not end is waited for before it is killed",
     },
 )

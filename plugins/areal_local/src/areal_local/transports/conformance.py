@@ -20,11 +20,12 @@ from areal_core.contract.weights import WeightTransport
 from areal_core.weights.tensors import manifest_of
 from areal_local.transports import collective_source
 from areal_local.transports.collective import CollectiveTransport
+from areal_local.transports.disk import DiskTransport
 from areal_torch.collective.group import BroadcastGroup
 
 
 def _waits_for_the_disk(transport: WeightTransport) -> bool:
-    """Send a version; return whether a descriptor was synced on the way."""
+    """Send a version as a worker does, which is told no options; return whether descriptors were synced on the way."""
     synced: list[Any] = []  # Any: descriptors, or what has one
     own = os.fsync
 
@@ -36,7 +37,7 @@ def _waits_for_the_disk(transport: WeightTransport) -> bool:
     offer = transport.open(1)
     os.fsync = noting  # type: ignore[assignment]  # a module's function, for the block
     try:
-        sink = transport.sink(offer)
+        sink = DiskTransport().sink(offer)
         sink.begin(manifest_of(named, version=1))
         sink.write(dict(named))
         sink.finish()

@@ -78,7 +78,10 @@ async def first_asked(workflow: RolloutWorkflow) -> str:
 
 
 async def ends(workflow: RolloutWorkflow) -> list[str]:
-    """Return what ends an answer in each request, for a policy whose turns end with another token than its texts."""
+    """Return what ends an answer in each request beside the run's own stop tokens.
+
+    The policy's turns end with another token than its texts.
+    """
     from areal_conformance.benches.workflow import ScriptedSession, paying
     from areal_conformance.benches.workflow_vocabularies import END_OF_TEXT, chat_tokenizer
 
@@ -88,5 +91,6 @@ async def ends(workflow: RolloutWorkflow) -> list[str]:
         script=lambda turn: spoken(tokenizer, turn, "score: 1"), judge=paying(0.0), tokenizer=tokenizer
     )
     await workflow.arun_episode(session, ROW)
-    found = [one.sampling.stop_token_ids if one.sampling else () for one in session.asked]
-    return [tokenizer.decode(sorted(set(each) - set(session.sampling.stop_token_ids))) for each in found]
+    own = set(session.sampling.stop_token_ids)
+    found = [set(one.sampling.stop_token_ids if one.sampling else own) for one in session.asked]
+    return [tokenizer.decode(sorted(each - own)) if own <= each else "not the run's own" for each in found]

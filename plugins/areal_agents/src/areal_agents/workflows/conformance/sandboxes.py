@@ -6,6 +6,7 @@ Does not know: tools.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,8 +49,9 @@ class TellingSandbox:
         return Ran(ending=Ending.EXITED, exit_code=0, stdout=told, stderr="")
 
     async def write(self, path: str, data: bytes) -> None:
-        """Keep a file."""
+        """Keep a file, and let others have a turn before it is run."""
         self.files[path] = data
+        await asyncio.sleep(0)
 
     async def read(self, path: str, *, max_bytes: int = 1 << 20) -> bytes:
         """Return a file."""

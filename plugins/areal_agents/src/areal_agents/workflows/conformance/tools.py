@@ -7,6 +7,7 @@ Does not know: any check.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,11 @@ async def counted(words: list[str], times: int = 2) -> dict[str, int]:
 def lost(word: str) -> str:
     """Find nothing."""
     raise LookupError(word)
+
+
+def quits(word: str) -> str:
+    """End everything."""
+    sys.exit(word)
 
 
 async def never(word: str) -> str:
@@ -84,9 +90,10 @@ _CALLS = {
     ("counted", '{"words": ["ab", "\u00e9"]}'): '{"ab":2,"\u00e9":2}',
     ("counted", '{"words": [], "times": 3}'): "{}",
     ("lost", '{"word": "ab"}'): "Error: LookupError: ab",
+    ("quits", '{"word": "ab"}'): "Error: SystemExit: ab",
     ("echo", "[1]"): "Error: the arguments are no JSON object: [1]",
     ("echo", '{"word": 3}'): "Error: word: Input should be a valid string",
-    ("search", "{}"): "Error: there is no tool 'search'; there are echo, counted, lost",
+    ("search", "{}"): "Error: there is no tool 'search'; there are echo, counted, lost, quits",
 }
 """A call -> what it is answered with."""
 _SUMS = {
@@ -143,11 +150,11 @@ TOOLS = Adapter(
         ),
         "functions": Variant(
             options={
-                "tools": [f"{_HERE}:{name}" for name in ("echo", "counted", "lost")],
+                "tools": [f"{_HERE}:{name}" for name in ("echo", "counted", "lost", "quits")],
                 "max_turns": len(_CALLS) + 1,
             },
             shows=_called,
-            gives=[*_CALLS.values(), len(_CALLS), 4.0],
+            gives=[*_CALLS.values(), len(_CALLS), 5.0],
             again=False,
         ),
         "calls": Variant(
