@@ -22,7 +22,7 @@ from areal_torch.device import collective_backend, compute_dtype, open_device, s
 from areal_torch.engine import TrainerEngine
 from areal_torch.flops import peak_details
 from areal_torch.group import ProcessRanks, agree
-from areal_torch.layout import check_layout
+from areal_torch.layout import check_layout, coordinates
 from areal_torch.process_group import join
 from areal_torch.refusals import refuse_lora
 
@@ -50,7 +50,7 @@ class ArchonEngine(TrainerEngine):
         device = open_device(rank.device, rank.local_rank)
         float8.check_device(self._config, device)
         self.group = join(rank, layout)
-        seed_everything(device, spec.seed + rank.rank)
+        seed_everything(device, spec.seed + coordinates(layout, rank.rank)["d"])
         try:
             return self._start(self.group, spec, rank, layout, schedule, dtype, device)
         except BaseException:

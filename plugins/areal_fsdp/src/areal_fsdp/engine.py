@@ -85,7 +85,7 @@ class FSDPEngine(TrainerEngine):
         dtype = compute_dtype(spec.dtype)
         device = open_device(rank.device, rank.local_rank)
         self.group = join(rank, layout)
-        seed_everything(device, spec.seed + rank.rank)
+        seed_everything(device, spec.seed + coordinates(layout, rank.rank)["d"])
         try:
             self.trainer, model = self._build(self.group, spec, rank, layout, dtype, device)
         except BaseException:

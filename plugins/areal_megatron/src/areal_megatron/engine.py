@@ -24,7 +24,7 @@ from areal_torch.device import collective_backend, compute_dtype, open_device, s
 from areal_torch.engine import TrainerEngine
 from areal_torch.flops import peak_details
 from areal_torch.group import ProcessRanks, agree
-from areal_torch.layout import check_layout
+from areal_torch.layout import check_layout, coordinates
 from areal_torch.process_group import join
 from areal_torch.refusals import refuse_lora
 
@@ -57,7 +57,7 @@ class MegatronEngine(TrainerEngine):
         if device.type != "cpu" and torch_computes(device.type):
             logger.warning("Transformer Engine is not installed: layers of plain torch compute. %s", _INSTALL)
         self.group = join(rank, layout)
-        seed_everything(device, spec.seed + rank.rank)
+        seed_everything(device, spec.seed + coordinates(layout, rank.rank)["d"])
         try:
             with self.around_pass():
                 return self._start(self.group, spec, rank, layout, dtype, device)

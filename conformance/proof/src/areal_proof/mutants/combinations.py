@@ -63,6 +63,8 @@ SECOND_ROWS = breaks_second.rows(
         start=then(lambda spec: torch.manual_seed(spec.seed))),
     row("RanksDrawOneApart", "Seeds every rank alike, and draws one number for each rank before it.",
         "train.ranks.draws", start=then(lambda spec, rank: (torch.manual_seed(spec.seed), torch.rand(rank.rank)))),
+    row("EveryRankDrawsApart", "Seeds by rank, so that those that share each matrix draw apart for the same tokens.",
+        "train.ranks.draws", start=then(lambda spec, rank: torch.manual_seed(spec.seed + rank.rank))),
     row("ColdOnTensorRanks", "Forgets the temperature where ranks share each matrix.", "train.combined.ranks",
         start=given(temperature=lambda spec: 1.0 if spec.layout.get("t", 1) > 1 else spec.temperature)),
 )  # fmt: skip

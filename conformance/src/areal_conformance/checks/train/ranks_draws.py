@@ -1,4 +1,4 @@
-"""Ranks that have shards of their own draw random numbers of their own, from the seed of the specification.
+"""Ranks draw random numbers from the seed of the specification: of their own where their shards are their own.
 
 Knows: what each rank draws after a start.
 Does not know: what it is drawn for.
@@ -25,8 +25,8 @@ SEEDS = [1, 1, 40]
     ranks=2,
 )
 def draws(bench: TrainBench) -> None:
-    """Ranks of different shards draw apart; the same seed draws alike on each rank, and another seed otherwise."""
-    for layout, answers in answered(bench, "areal_conformance.ranks.draws:draws", letter="d", seeds=SEEDS):
+    """Ranks of different shards draw apart, of one shard alike; so does one seed each time, and another otherwise."""
+    for layout, answers in answered(bench, "areal_conformance.ranks.draws:draws", seeds=SEEDS):
         where = f"layout {named(layout)}"
         for rank, answer in enumerate(answers):
             first, again, other = answer["drawn"]
@@ -34,7 +34,10 @@ def draws(bench: TrainBench) -> None:
             common = {*first} & {*other}
             expect(not common, f"{where}: rank {rank} draws {sorted(common)} with seed {SEEDS[0]} and with {SEEDS[-1]}")
         for (one, left), (two, right) in itertools.combinations(enumerate(answers), 2):
+            told = f"ranks {one} and {two} have shards {left['shard']} and {right['shard']}"
             if left["shard"] != right["shard"]:
                 common = {*left["drawn"][0]} & {*right["drawn"][0]}
-                told = f"ranks {one} and {two} have shards {left['shard']} and {right['shard']}"
                 expect(not common, f"{where}: {told}, and both draw {sorted(common)}: their noise is the same")
+            else:
+                drawn = [answer["drawn"][0] for answer in (left, right)]
+                expect(drawn[0] == drawn[1], f"{where}: {told}, and draw {drawn[0]} and {drawn[1]} for the same tokens")

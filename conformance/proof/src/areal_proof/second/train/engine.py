@@ -101,7 +101,7 @@ class SecondTrainEngine:
         )
 
     def build(self, spec: TrainSpec, ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Started:
-        torch.manual_seed(spec.seed + ranks.rank)
+        torch.manual_seed(spec.seed + ranks.data_rank)
         architecture = read_architecture(spec.model_path, spec.head)
         _check_shares(architecture, ranks.tensor_size)
         shapes = architecture.shapes(spec.head)
