@@ -76,17 +76,17 @@ def judge(
 
 
 async def disturb(bench: InferBench, engine: InferenceEngine, number: int) -> None:
-    """Do what must change no output."""
+    """Do what must change no output; at first an update, while most of a crowd is still to be generated."""
+    await engine.pause(PauseMode.KEEP)
+    if number % 2:
+        await engine.resume()
+        await bench.update(engine, bench.weights())
+    else:
+        await bench.update(engine, bench.weights())
+        await engine.resume()
     neighbour = bench.call(engine.generate(bench.ask(*range(2, 9 + number), name="gone", max_new_tokens=LONG)))
     with contextlib.suppress(ArealError):
         await engine.generate(bench.ask(5, VOCABULARY, name="refused"))
-    await engine.pause(PauseMode.KEEP)
-    if number % 2:
-        await bench.update(engine, bench.weights())
-        await engine.resume()
-    else:
-        await engine.resume()
-        await bench.update(engine, bench.weights())
     if bench.target.claimed("scoring"):
         scorer: Any = engine  # Any: an optional protocol
         await scorer.score((5, 9, 7, 30), 1.0)
@@ -107,11 +107,12 @@ async def sleep(bench: InferBench, engine: InferenceEngine, _number: int) -> Non
 async def answers(
     bench: InferBench, engine: InferenceEngine, asked: Sequence[GenerationRequest], way: Way = disturb
 ) -> Sequence[Generation | BaseException]:
-    """Return what becomes of a crowd that comes during a pause, and is disturbed until all have ended."""
+    """Return what becomes of a crowd that comes during a pause, and is disturbed from its first tokens to its end."""
     await engine.pause(PauseMode.KEEP)
     calls = bench.start(engine, asked)
     await bench.turns(20)
     await engine.resume()
+    await bench.until_generated(engine, len(asked))
     number = 0
     while number < MOST and not all(call.done() for call in calls):
         await way(bench, engine, number)

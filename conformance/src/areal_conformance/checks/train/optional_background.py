@@ -27,7 +27,7 @@ EXACT = (*CLAIM, "checkpoint.exact")
 SINCE = (1, 2)
 _PATIENCE_S = 10.0
 _LOOK_S = 0.01
-TURNS = 4
+TURNS = 8
 
 
 @check("train.background.exact", level=Level.SINGLE, law=4, spec=SPEC, requires=EXACT, since=SINCE)
