@@ -53,11 +53,10 @@ def weights(model: Path) -> Callable[[int], FolderWeights]:
 
 
 def held() -> tuple[object, ...]:
-    """Return what this process has: children, threads of ours, descriptors, folders."""
+    """Return what this process has: children, descriptors, folders."""
     gc.collect()
     return (
         descendants(os.getpid()),
-        sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("areal-")),
         psutil.Process().num_fds(),
         sorted(path.name for path in Path(tempfile.gettempdir()).glob("*areal-toy-*")),
     )
@@ -68,9 +67,10 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     """Check that a test leaves no process, thread, descriptor, folder or segment behind."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     subprocess.Popen(["true"]).wait()
-    before, others = held(), set(threading.enumerate())
+    before, others = held(), set(threading.enumerate())  # of which some may end meanwhile: they are other tests'
     yield
-    for thread in set(threading.enumerate()) - others:
-        if thread.name.startswith("areal-"):
-            thread.join(10)
+    began = [each for each in set(threading.enumerate()) - others if each.name.startswith("areal-")]
+    for thread in began:
+        thread.join(10)
+    assert [thread.name for thread in began if thread.is_alive()] == []
     assert before == held()
