@@ -96,7 +96,7 @@ def ranks(bench: TrainBench) -> None:
                 same_after_load(bench, layout, variant=name, model=dict(variant.model))
 
 
-@rule("train.options.together", level=Level.DISTRIBUTED, requires=("parallel.data",), ranks=2)
+@rule("train.options.together", level=Level.FAULTS, requires=("parallel.data",), ranks=2)
 def together(bench: TrainBench) -> None:
     """Any option with any layout or variant is refused on every rank with an error of ours, or trains as one rank."""
     adapter = bench.target.adapter
