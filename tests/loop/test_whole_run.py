@@ -78,7 +78,7 @@ def test_a_resumed_run_serves_what_it_trained_and_adds_up(
 ) -> None:
     """After the very first step too: weights before any request, the line that was not written, and no sum less."""
     folder = tmp_path / "run"
-    train_here(folder, model, *SYNCHRONOUS, "steps=1", "checkpoint.every_steps=1")
+    train_here(folder, model, *SYNCHRONOUS, "steps=1", "checkpoint.every_steps=1", "episodes.keep=0")
     (before,) = records(folder)
     (folder / "metrics.jsonl").write_text("")
     happened: list[str] = []
@@ -98,7 +98,7 @@ def test_a_resumed_run_serves_what_it_trained_and_adds_up(
     resume_here(folder, "steps=2")
 
     first, second = records(folder)
-    assert happened[0] == "version 1"
+    assert happened[:2] == ["version 1", "request"]
     assert (first["step"], second["step"]) == (1, 2) and first["weights"] == before["weights"]
     assert second["staleness_max"] == 0
     assert all(first[name] <= second[name] for name in SUMS)
@@ -145,10 +145,18 @@ def mortal(monkeypatch: pytest.MonkeyPatch) -> type[_Mortal]:
 
 
 def test_trainers_that_start_again_go_on_where_their_weights_are(
-    tmp_path: Path, model: Path, mortal: type[_Mortal]
+    tmp_path: Path, model: Path, mortal: type[_Mortal], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the prompts of the checkpoint, and a fleet that serves its version, kept or not: each prompt once."""
+    """With the prompts of the checkpoint, each once, and a fleet that was kept and is given its version again."""
     folder = tmp_path / "run"
+    sent: list[int] = []
+    update = WeightSync.update
+
+    async def noted(sync: WeightSync, version: int) -> WeightUpdate:
+        sent.append(version)
+        return await update(sync, version)
+
+    monkeypatch.setattr(WeightSync, "update", noted)
 
     outcome = train_here(folder, model, "rollout.max_staleness=0", "scheduler.restarts=1")
 
@@ -157,6 +165,7 @@ def test_trainers_that_start_again_go_on_where_their_weights_are(
     (again,) = [event for event in read_lines(folder / "events.jsonl") if event["kind"] == "run_restarted"]
     assert outcome.finished and not mortal.lives
     assert (again["version"], again["kept"]) == (2, ["rollout/0"])
+    assert sent == [1, 2, 2, 3, 4]
     assert [record["step"] for record in records(folder)] == [1, 2, 3, 4]
     assert trained == Counter((task, member) for task in range(8) for member in range(2))
 
