@@ -20,6 +20,7 @@ from areal_core.contract.workflow import Session
 from areal_core.fleet.pool import InferencePool, PoolPolicy
 from areal_core.observe.events import EventSink, ignore_event
 from areal_core.rollout.executor import RolloutExecutor
+from areal_core.rollout.groups import EpisodeGroup
 from areal_core.rollout.session import PoolSessions
 from areal_core.rollout.tasks import TaskSource
 from areal_core.testing.clock import StepClock
@@ -37,6 +38,11 @@ class RolloutParts:
     pool: Callable[..., InferencePool] = InferencePool
     sessions: Callable[..., PoolSessions] = PoolSessions
 
+
+SMALL = RolloutConfig(
+    prompts_per_step=2, group_size=2, max_staleness=1, retries=0, sampling=SamplingParams(max_new_tokens=64)
+)
+"""Two groups of two in a batch, one version ahead at most, and no second try."""
 
 Judge = Callable[[Mapping[str, Any], Generation], float | None]  # Any: the data set decides what a row holds
 
@@ -184,3 +190,19 @@ async def drive(clock: StepClock, awaitable: Awaitable[T]) -> T:
 def greedy() -> SamplingParams:
     """Return parameters as evaluation uses them."""
     return SamplingParams(temperature=0.0, max_new_tokens=16)
+
+
+def indices(groups: list[EpisodeGroup]) -> list[int]:
+    """Return the tasks of groups by number."""
+    return [group.task.index for group in groups]
+
+
+def fails_on(number: int, error: BaseException) -> Callable[[Mapping[str, Any], Generation], float]:
+    """Return a judge that raises for one row."""
+
+    def judge(row: Mapping[str, Any], generation: Generation) -> float:
+        if row["number"] == number:
+            raise error
+        return 1.0
+
+    return judge

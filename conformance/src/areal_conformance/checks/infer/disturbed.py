@@ -78,13 +78,13 @@ def judge(
 async def disturb(bench: InferBench, engine: InferenceEngine, number: int) -> None:
     """Do what must change no output; at first an update, while most of a crowd is still to be generated."""
     await engine.pause(PauseMode.KEEP)
+    neighbour = bench.call(engine.generate(bench.ask(*range(2, 9 + number), name="gone", max_new_tokens=LONG)))
     if number % 2:
         await engine.resume()
         await bench.update(engine, bench.weights())
     else:
         await bench.update(engine, bench.weights())
         await engine.resume()
-    neighbour = bench.call(engine.generate(bench.ask(*range(2, 9 + number), name="gone", max_new_tokens=LONG)))
     with contextlib.suppress(ArealError):
         await engine.generate(bench.ask(5, VOCABULARY, name="refused"))
     if bench.target.claimed("scoring"):
