@@ -71,6 +71,8 @@ def test_a_seed_the_workflow_gives_is_kept_and_one_of_the_run_is_a_base() -> Non
         assert await Bench().seeds(SamplingParams(seed=None)) == [derive_seed(1, "train/0/1#0.0", 0)]
         based = Bench(sampling=SamplingParams(seed=42))
         assert await based.seeds(None) == [derive_seed(42, "train/0/1#0.0", 0)]
+        copied = SamplingParams(seed=42, max_new_tokens=7)  # the session's own but for a limit, as an endpoint makes it
+        assert await based.seeds(copied) == await based.seeds(None)
 
     run(test)
 

@@ -86,11 +86,11 @@ class PoolSession:
         images: Sequence[bytes] = (),
         adapter: str = "",
     ) -> Generation:
-        """Generate one turn; parameters without a seed get one that is the same in every run of the same seed."""
+        """Generate one turn; with no seed, or that of the session's own sampling, its seed is of this turn alone."""
         turn = self._num_turns
         self._num_turns += 1
         chosen = self.sampling if sampling is None else sampling
-        if sampling is None or chosen.seed is None:
+        if chosen.seed in (None, self.sampling.seed):
             base = self._source.seed if chosen.seed is None else chosen.seed
             chosen = evolve(chosen, seed=derive_seed(base, self._seed_name, turn))
         request = GenerationRequest(

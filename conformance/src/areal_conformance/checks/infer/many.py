@@ -6,12 +6,15 @@ Does not know: a single update (`updates`), or what is asked of single tokens (`
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import psutil
 import torch
+from attrs import asdict, frozen
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.benches.process import pooled_threads
@@ -43,18 +46,43 @@ TINY: dict[str, Any] = {"layers": 1, "hidden": 32, "heads": 2, "kv_heads": 1, "m
 """Arguments of `make_tiny_model`. Any: each has its own type."""
 
 
-def _held() -> tuple[int, int, int]:
-    """Return resident bytes, descriptors and threads of this process and its children.
+@frozen
+class _Held:
+    """What one process holds, or what it and its children hold more than they did."""
 
-    Memory that earlier checks left free here is given back first: what is kept could grow into it unseen.
+    memory: int = 0
+    descriptors: int = 0
+    threads: int = 0
+
+
+def _held() -> dict[int, _Held]:
+    """Return what this process and its children hold, each by its id; of memory only what is its own.
+
+    Memory that earlier checks left free here is given back first: what is kept could grow into it unseen. Pages of
+    files are left out: the system takes them back when it likes.
     """
     gc.collect()
     release_cache(torch.device(CPU))
-    family = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    return (
-        sum(process.memory_info().rss for process in family),
-        sum(process.num_fds() for process in family),
-        sum(process.num_threads() for process in family) - pooled_threads(),
+    held, own = {}, psutil.Process()
+    for process in (own, *own.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            memory = process.memory_info()
+            held[process.pid] = _Held(
+                memory.rss - getattr(memory, "shared", 0),
+                process.num_fds(),
+                process.num_threads() - (pooled_threads() if process == own else 0),
+            )
+    return held
+
+
+def _grown(before: Mapping[int, _Held]) -> _Held:
+    """Return what is held beyond what was; a child that ended meanwhile, of an earlier check, hides no growth."""
+    now, nothing = _held(), _Held()
+    pairs = [(each, before.get(pid, nothing)) for pid, each in now.items()]
+    return _Held(
+        sum(after.memory - was.memory for after, was in pairs),
+        sum(after.descriptors - was.descriptors for after, was in pairs),
+        sum(after.threads - was.threads for after, was in pairs),
     )
 
 
@@ -72,16 +100,13 @@ async def flat(bench: InferBench) -> None:
                 await bench.generate(engine, bench.ask(5, 9, max_new_tokens=2))
             if number == WARM:
                 before = _held()
-        after = _held()
-    names = ("resident bytes", "descriptors", "threads")
-    for name, mine, theirs in zip(names, after, before, strict=True):
-        bench.numbers[name] = float(mine - theirs)
+        grown = _grown(before)
+    bench.numbers |= {name: float(number) for name, number in asdict(grown).items()}
     allowed = (UPDATES - WARM) * size // 3
-    grown = after[0] - before[0]
-    each = f"{UPDATES - WARM} updates of {size} bytes grew the process by {grown}, {allowed} are allowed"
-    expect(grown < allowed, f"{each}: weights of old versions are kept")
-    expect(after[1] <= before[1] + 4, f"{UPDATES - WARM} updates: {before[1]} descriptors became {after[1]}")
-    expect(after[2] <= before[2] + 2, f"{UPDATES - WARM} updates: {before[2]} threads became {after[2]}")
+    each = f"{UPDATES - WARM} updates of {size} bytes grew the process by {grown.memory}, {allowed} are allowed"
+    expect(grown.memory < allowed, f"{each}: weights of old versions are kept")
+    expect(grown.descriptors <= 4, f"{UPDATES - WARM} updates left {grown.descriptors} descriptors")
+    expect(grown.threads <= 2, f"{UPDATES - WARM} updates left {grown.threads} threads")
 
 
 @check("infer.many.requests_flat", level=Level.LOOP, law=10, spec="infer#generate", deadline_s=120.0)
@@ -98,11 +123,10 @@ async def requests_flat(bench: InferBench) -> None:
             await bench.ended(calls, "20 requests, a third cancelled, to end")
             if number == 25:
                 before = _held()
-        after, status = _held(), await engine.status()
-    expect(after[1] <= before[1] + 4, f"1,000 requests: {before[1]} descriptors became {after[1]}")
-    expect(after[2] <= before[2] + 2, f"1,000 requests: {before[2]} threads became {after[2]}")
-    grown = after[0] - before[0]
-    expect(grown < 32 << 20, f"1,000 requests of 3 tokens grew the process by {grown} bytes")
+        grown, status = _grown(before), await engine.status()
+    expect(grown.descriptors <= 4, f"1,000 requests left {grown.descriptors} descriptors")
+    expect(grown.threads <= 2, f"1,000 requests left {grown.threads} threads")
+    expect(grown.memory < 32 << 20, f"1,000 requests of 3 tokens grew the process by {grown.memory} bytes")
     expect((status.num_running, status.num_waiting) == (0, 0), f"nothing is asked for any more, status shows {status}")
 
 
