@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
@@ -21,6 +22,10 @@ from areal_proof.second.endpoint_session import SecondOpen, told
 breaks = breaking("endpoint/second", SecondEndpoint, part=("opens", SecondOpen))
 _FORMS = ("chat", "completions", "messages", "responses")
 _DIALOGUES = ("chat", "messages", "responses")
+
+
+def _name(tool: Mapping[str, Any]) -> str:  # Any: JSON
+    return str(tool.get("function", tool).get("name"))
 
 
 def _encoded_anew(self: SecondOpen, ids: Any) -> tuple[int, ...]:
@@ -195,6 +200,10 @@ ROWS = breaks.rows(
         lines=after(lambda result: result[1:] if len(result) > 1 else result)),
     row("ToolsAreNoDifference", "Goes on with whatever tools are offered now.", "endpoint.tokens.offered",
         known_as=lambda original, messages: original(messages, ())),
+    row("ToolsKnownByName", "Goes on with tools of the same names, whatever they are.", "endpoint.tokens.offered",
+        known_as=lambda original, messages, tools: original(messages, [_name(tool) for tool in tools])),
+    row("NewestOfLookAlikes", "Goes on from the newest of the answers that make the same call, whichever is named.",
+        "endpoint.tokens.look_alikes", named=lambda key: key),
     row("CallsComparedAsText", "Takes calls in other spacing or order for others.",
         *(f"endpoint.tokens.tools.{form}" for form in ("chat", "responses")), incident="verl#6719",
         known_as=lambda original, messages, tools: json.dumps([original(), [one.get("tool_calls") for one in messages

@@ -120,7 +120,8 @@ class SecondOpen:
         if not places:
             return None
         begin, rest = wanted.messages[: places[-1] + 1], wanted.messages[places[-1] + 1 :]
-        before = self.known.get(self.known_as(begin, wanted.tools))
+        key = self.known_as(begin, wanted.tools)
+        before = self.known.get(self.named(key, begin[-1]), self.known.get(key))
         if before is None or not rest:
             return None
         prompt, output, history = before
@@ -130,6 +131,10 @@ class SecondOpen:
     def known_as(self, messages: Sequence[Json], tools: Sequence[Json]) -> str:
         """Return what a conversation is known by."""
         return told(messages, tools)
+
+    def named(self, key: str, message: Json) -> str:
+        """Return what a conversation is known by whose last answer makes the calls that it names."""
+        return key + "".join(str(call.get("id")) for call in message.get("tool_calls") or ())
 
     def begun_anew(self, wanted: Wanted) -> str | None:
         """Return why a conversation that was answered here begins anew; None for others."""
@@ -170,6 +175,7 @@ class SecondOpen:
             if wanted.prompt is None:
                 key = self.known_as((*wanted.messages, one.message), wanted.tools)
                 self.known[key] = (prompt, one.generation.output_ids, wanted.messages)
+                self.known[self.named(key, one.message)] = self.known[key]
         return said
 
     def read(self, made: Generation, wanted: Wanted) -> Said:

@@ -18,12 +18,13 @@ from areal_conformance.probes.tokenizers import tiny_tokenizer
 
 _TOKENS = "endpoint#tokens"
 _CALL = '<tool_call>\n{"name": "add", "arguments": {"b": "ab", "a": 1}}\n</tool_call>'
+_THOUGHTS = ("abba", "er", "ab ab")
 _OTHER = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 
 
-def _tool(form: Form, name: str) -> Json:
-    described = {"name": name, "description": f"To {name}.", "parameters": {"type": "object", "properties": {}}}
-    return form.tool(described)
+def _tool(form: Form, name: str, purpose: str = "", **properties: Json) -> Json:
+    parameters = {"type": "object", "properties": properties}
+    return form.tool({"name": name, "description": purpose or f"To {name}.", "parameters": parameters})
 
 
 @family("endpoint.tokens.tools.{form}", DIALOGUES, level=Level.SINGLE, law=1, spec=_TOKENS)
@@ -65,13 +66,50 @@ def _respelled(value: Any) -> Any:
 
 @check("endpoint.tokens.offered", level=Level.SINGLE, law=1, spec=_TOKENS)
 async def offered(bench: EndpointBench) -> None:
-    """A conversation that goes on with other tools is rendered anew with those, and begins a trajectory."""
+    """A conversation that goes on with other tools is rendered anew with those, and begins a trajectory.
+
+    Other ones are also those of the same names that say something else of themselves.
+    """
+    offers = [
+        _tool(CHAT, "add"),
+        _tool(CHAT, "look"),
+        _tool(CHAT, "look", "To er"),
+        _tool(CHAT, "look", "To er", ba={}),
+    ]
+    offers.append(_tool(CHAT, "look", "To er", ba={"type": "string"}))
     async with bench.opened() as opened:
-        await opened.agent.say("stone?", tools=[_tool(CHAT, "add")])
-        await opened.agent.say("ab ba?", tools=[_tool(CHAT, "look")])
-        told = text_of(opened.session.asked[1].input_ids)
-        expect('"look"' in told and '"add"' not in told, f"of the tools look alone is offered now, asked is {told!r}")
-        expect(len(trained(opened)) == 2, "a conversation that went on with other tools is not two trajectories")
+        for number, tool in enumerate(offers, start=1):
+            await opened.agent.say("ab ba?", tools=[tool])
+            told = text_of(opened.session.asked[-1].input_ids)
+            others = [other for other in offers if other != tool and json.dumps(other) in told]
+            expect(json.dumps(tool) in told and not others, f"{tool} alone is offered now, asked is {told!r}")
+            made = len(trained(opened))
+            expect(made == number, f"a conversation with {number} offers of tools, one by one, is {made} trajectories")
+
+
+@check("endpoint.tokens.look_alikes", level=Level.SINGLE, law=1, spec=_TOKENS)
+async def look_alikes(bench: EndpointBench) -> None:
+    """Of answers with the same call, an agent that leaves thoughts out goes on from the one whose call it names."""
+    script = [answer(1 + turn, text=f"<think>\n{word}\n</think>\n\n{_CALL}") for turn, word in enumerate(_THOUGHTS)]
+    for chosen in range(len(script)):
+        made = [*script, answer(len(script) + 1)]
+        async with bench.opened(
+            script=lambda turn, made=made: made[turn], tokenizer=tiny_tokenizer("thinking")
+        ) as opened:
+            agent, tools = opened.agent, [_tool(CHAT, "add")]
+            agent.history.append(CHAT.asked("what is it?"))
+            told = [answered(CHAT, await agent.ask(tools=tools), "an answer that calls") for _ in script]
+            (message,) = CHAT.echo(told[chosen])
+            agent.history.append({key: value for key, value in message.items() if key != "reasoning_content"})
+            agent.history.append(CHAT.result(CHAT.calls(told[chosen])[0][0], "2 ab"))
+            said(CHAT, await agent.ask(tools=tools), "an answer behind a call")
+            *before, asked = opened.session.asked
+            due = [*before[chosen].input_ids, *script[chosen].output_ids]
+            expect(
+                list(asked.input_ids[: len(due)]) == due,
+                f"of {len(script)} answers with one call the agent named that of number {chosen + 1}, with the thought "
+                f"{_THOUGHTS[chosen]!r}; asked is {text_of(asked.input_ids)!r}",
+            )
 
 
 @check("endpoint.tokens.thoughts", level=Level.SINGLE, law=1, spec=_TOKENS)
