@@ -142,11 +142,14 @@ class Bounds:
 
 @frozen(kw_only=True)
 class Scoring:
-    """How a workflow that asks for rewards of tasks of its own does so, and what they make its trajectories worth.
+    """What a workflow asks its session's reward, and what that makes its trajectories worth.
 
     Scoring(adds=("task",), worth=lambda value: (4 * value * (1 - value), value))
     """
 
+    asks: bool = True
+    """Whether it asks its session for a reward at all. One whose environment tells it what an episode is worth does
+    not: what is asked of rewards is skipped then, and one that it asks for all the same fails."""
     adds: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
     """Columns that the reward is told beside those of the row. With some, the prompt it is told is what was asked."""
     worth: Callable[[float], tuple[float, ...]] = lambda value: (value,)

@@ -34,7 +34,8 @@ class Outcome(StrEnum):
     KNOWN_FAIL = "known-fail"
     UNEXPECTED_PASS = "unexpected-pass"
     SKIP = "skip"
-    """Not this target's business: an ability it does not claim, or the refusal of one it does."""
+    """Not this target's business: what it does not claim, the refusal of what it does, what its adapter says it does
+    not do."""
     NOT_RUN = "not-run"
 
 
@@ -67,6 +68,10 @@ class Violation(AssertionError):
 
 class Inconclusive(Exception):
     """The check could not be made; never raised for what a backend did wrong."""
+
+
+class Exempt(Exception):
+    """The check is about what the target does not do, as its adapter says: skipped."""
 
 
 class HarnessError(Exception):

@@ -22,6 +22,7 @@ from areal_conformance.deadline import Deadline, Late, of_time
 from areal_conformance.laws import LAWS
 from areal_conformance.outcome import (
     WORKS_UNCLAIMED,
+    Exempt,
     HarnessError,
     Inconclusive,
     NotRefused,
@@ -157,7 +158,7 @@ class Session:
                 self._abandon()
                 told = _law(8, f"{claim!r} is not claimed, was not refused, and hangs: {error}")
                 return _missed(told, starved=deadline.cut_short)
-            except Inconclusive:
+            except (Inconclusive, Exempt):
                 pass
             except BROKEN as error:
                 why = f"{claim!r} is not claimed and was not refused; {other.id} then found: {_told(error)}"
@@ -193,6 +194,8 @@ class Session:
 
 
 def _judge(check: Check, error: BaseException, deadline: Deadline, bench: Bench) -> tuple[Outcome, str]:
+    if isinstance(error, Exempt):
+        return Outcome.SKIP, str(error)
     if isinstance(error, Inconclusive):
         return Outcome.INCONCLUSIVE, str(error)
     if isinstance(error, HarnessError):

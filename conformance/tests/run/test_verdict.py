@@ -57,10 +57,15 @@ def test_one_missing_outcome_is_incomplete(row: Rows) -> None:
     assert Verdict.INCOMPLETE is judge(rows).verdict
 
 
-@pytest.mark.parametrize("ends", [Outcome.SKIP, Outcome.KNOWN_FAIL, Outcome.INCONCLUSIVE])
+@pytest.mark.parametrize("ends", [Outcome.KNOWN_FAIL, Outcome.INCONCLUSIVE])
 def test_a_core_check_that_is_no_pass_is_partial(row: Rows, ends: Outcome) -> None:
     """Core means everybody."""
     assert Verdict.PARTIAL is judge([row("a.one"), row("a.two", ends)]).verdict
+
+
+def test_a_core_check_that_is_skipped_does_not_lower(row: Rows) -> None:
+    """It is about what the backend does not do, as its adapter says, and is shown not to do."""
+    assert Verdict.SUCCESS is judge([row("a.one"), row("a.two", Outcome.SKIP)]).verdict
 
 
 @pytest.mark.parametrize("ends", [Outcome.SKIP, Outcome.KNOWN_FAIL, Outcome.INCONCLUSIVE])

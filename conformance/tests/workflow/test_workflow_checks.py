@@ -64,11 +64,16 @@ def test_workflows_in_order_pass(name: str) -> None:
 
 
 def test_of_a_workflow_that_asks_for_no_reward_nothing_is_said_about_rewards() -> None:
-    """The judge of the fleet gives them: those checks are inconclusive, all others pass."""
-    results = results_of(locate(Locator(role="workflow", name="judge")))
+    """The judge of the fleet gives them. Its adapter says so, and is believed only where that is so."""
+    target = locate(Locator(role="workflow", name="judge"))
+    silent = results_of(attrs.evolve(target, adapter=attrs.evolve(target.adapter, scoring=Scoring())))
+    asking = locate(Locator(role="workflow", name="tools"))
+    false = attrs.evolve(asking, adapter=attrs.evolve(asking.adapter, scoring=Scoring(asks=False)))
 
-    assert {one.message for one in results} == {"this workflow does not ask its session for a reward"}
-    assert {one.outcome for one in results} == {Outcome.INCONCLUSIVE}
+    assert results_of(target) == []
+    assert {one.outcome for one in silent} == {Outcome.INCONCLUSIVE}
+    assert len({one.message for one in silent}) == 1 and "Scoring(asks=False)" in silent[0].message
+    assert [one.outcome for one in results_of(false, "workflow.reward.recorded")] == [Outcome.FAIL]
 
 
 def test_what_an_adapter_says_of_scoring_must_hold() -> None:

@@ -27,7 +27,7 @@ from transformers import PreTrainedTokenizerFast
 
 from areal_conformance.adapter import Tolerance
 from areal_conformance.benches.base import Bench
-from areal_conformance.outcome import Inconclusive, Violation, expect
+from areal_conformance.outcome import Exempt, Inconclusive, Violation, expect
 from areal_conformance.target import Target
 from areal_core.contract.data import Episode, StopReason, Trajectory
 from areal_core.contract.errors import BatchError
@@ -252,7 +252,10 @@ class WorkflowBench(Bench):
     async def run(self, session: ScriptedSession, row: Mapping[str, Any] | None = None) -> Any:
         """Make one episode and return what the workflow returned. Any: checks look at the type."""
         given = self.rows[0] if row is None else row
-        return await self.soon(self.workflow.arun_episode(session, given), "an episode that waits for nobody")
+        made = await self.soon(self.workflow.arun_episode(session, given), "an episode that waits for nobody")
+        if session.scored and not self.target.adapter.scoring.asks:
+            raise Violation("its adapter says that it asks its session for no reward, and it asked for one")
+        return made
 
     async def episode(self, session: ScriptedSession, row: Mapping[str, Any] | None = None) -> Episode:
         """Make one episode as the executor does, a single trajectory wrapped; Violation if there is none."""
@@ -336,10 +339,21 @@ class WorkflowBench(Bench):
         return self.target.adapter.scoring.adds
 
     def scored(self, session: ScriptedSession) -> RewardInput:
-        """Return what the reward was asked last; Inconclusive for a workflow that never asks."""
+        """Return what the reward was asked last.
+
+        Raises:
+            Exempt, Inconclusive: this workflow never asks.
+        """
         if not session.scored:
-            raise Inconclusive("this workflow does not ask its session for a reward")
+            raise self.unscored()
         return session.scored[-1]
+
+    def unscored(self) -> Exempt | Inconclusive:
+        """Return what says that this workflow asks for no reward: what it is not held to, if its adapter says so."""
+        if not self.target.adapter.scoring.asks:
+            return Exempt("asks its session for no reward, as its adapter says")
+        why = "this workflow does not ask its session for a reward"
+        return Inconclusive(f"{why}; one that never does says so in its adapter: scoring=Scoring(asks=False)")
 
 
 def read_only(row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """What the outcomes of many checks amount to: one word, one line, and the same for each part.
 
 `failure` if any check fails, errs or passes against the ledger; else `incomplete` if a check of the
-profile has no outcome, or nothing ran; else `partial` if a core check is not a pass, or the ledger
+profile has no outcome, or nothing ran; else `partial` if a core check is neither passed nor skipped, or the ledger
 declares one flaky or hanging; else `success`.
 
 Knows: the rules, on rows.
@@ -94,7 +94,7 @@ def _verdict(rows: Sequence[Row]) -> Verdict:
         return Verdict.FAILURE
     if any(row.missing for row in rows) or not any(row.outcome in RAN for row in rows):
         return Verdict.INCOMPLETE
-    if any(row.tier is Tier.CORE and row.outcome is not Outcome.PASS for row in rows):
+    if any(row.tier is Tier.CORE and row.outcome not in (Outcome.PASS, Outcome.SKIP) for row in rows):
         return Verdict.PARTIAL
     if any(row.known in _CAPPED for row in rows):
         return Verdict.PARTIAL

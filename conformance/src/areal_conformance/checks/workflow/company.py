@@ -19,7 +19,7 @@ from typing import Any
 from areal_conformance.benches.workflow import ScriptedSession, WorkflowBench, paying, read_only, scripted
 from areal_conformance.benches.workflow_tokens import traced
 from areal_conformance.check import Level, check
-from areal_conformance.outcome import Inconclusive, Violation, expect
+from areal_conformance.outcome import Violation, expect
 from areal_core.contract.data import Episode
 from areal_core.contract.ids import GroupId, TaskId
 from areal_core.contract.workflow import RolloutWorkflow
@@ -193,8 +193,8 @@ async def _cancelled(bench: WorkflowBench, *, where: str, turn: int | None) -> b
         if task.done():
             if turn == 0:
                 raise Violation(f"an episode ended before it asked the policy: {task}")
-            if turn is None:
-                raise Inconclusive("this workflow does not ask its session for a reward")
+            if turn is None and bench.target.adapter.scoring.asks:
+                raise bench.unscored()
             return False
         begun = session.begun
         task.cancel()

@@ -79,6 +79,7 @@ JUDGE = Adapter(
     build=built("judge"),
     options={"": {"renderer": "grading"}, "adapters": {"adapter": "critic"}},
     rows=ROWS,
+    scoring=Scoring(asks=False),
     variants={
         "question": Variant(
             options={"question": "of-{prompt}-is-{answer}-{hint}"},
