@@ -238,6 +238,28 @@ def test_losses_beyond_the_bound_are_told_and_the_last_one_ends_the_run() -> Non
     run(test)
 
 
+def test_one_that_waits_to_join_takes_over_from_the_last_that_nobody_replaces() -> None:
+    """It is sent the version that the fleet has at once, and not with an update that nobody would come to."""
+
+    async def test() -> None:
+        bench = Bench(1, max_replacements=0)
+        await bench.train()
+        grow = asyncio.ensure_future(bench.fleet.resize(2))
+        await bench.seconds(10)
+        grow.result()
+        assert [replica.stage for replica in bench.pool.replicas] == [ReplicaStage.SERVING, ReplicaStage.JOINING]
+
+        asked = bench.ask(0)
+        await bench.seconds(1)
+        bench.workers[0].die()
+        await bench.until(asked)
+        bench.assert_whole(1)
+        assert (bench.sync.version, bench.trainer.sent) == (1, [1, 1])
+        assert_answered(0, asked.result())
+
+    run(test)
+
+
 def test_a_replacement_that_does_not_start_is_replaced_too_until_the_bound() -> None:
     """Each failed start is a loss; when none is left to replace, whoever waits is told why."""
 

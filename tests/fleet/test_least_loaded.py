@@ -181,3 +181,31 @@ def test_a_choice_looks_at_few_of_many_replicas(monkeypatch: pytest.MonkeyPatch)
 
     asyncio.run(test())
     assert 1000 <= len(looks) <= 2000
+
+
+def test_one_whose_circuit_is_open_is_chosen_again_however_much_went_on_meanwhile() -> None:
+    """Hundreds of requests to its neighbour, then the neighbour is gone: it rested long enough, and answers."""
+
+    async def test() -> None:
+        clock = StepClock()
+        broken, other = workers = [Asked(0), Asked(1)]
+        pool = Compared(workers, policy=PoolPolicy(failure_threshold=1, cooldown_s=5.0), clock=clock)
+        asked = [asyncio.ensure_future(pool.generate(REQUEST))]
+        await clock.settle()
+        broken.calls[0].set_exception(GenerationFailed("out of cache"))
+        await clock.settle()
+        asked += [asyncio.ensure_future(pool.generate(REQUEST)) for _ in range(300)]
+        await clock.settle()
+        assert (len(broken.calls), len(other.calls)) == (1, 301)
+        for call in other.calls:
+            call.set_result(ANSWER)
+        await asyncio.gather(*asked)
+
+        pool.exclude("infer/1", RuntimeError("gone"))
+        await clock.advance(5.0)
+        last = asyncio.ensure_future(pool.generate(REQUEST))
+        await clock.settle()
+        broken.calls[-1].set_result(ANSWER)
+        assert await last == ANSWER
+
+    asyncio.run(test())

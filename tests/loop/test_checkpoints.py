@@ -24,14 +24,14 @@ class Trainer:
     role, critic = "actor", None
 
     def __init__(self, clock: StepClock, *, room_at: float = 0.0, seconds: float = 0.0) -> None:
-        self._clock, self._room_at, self._seconds = clock, room_at, seconds
+        self._clock, self.room_at, self._seconds = clock, room_at, seconds
 
     @property
     def actor(self) -> Trainer:
         return self
 
     async def save_state(self, path: Path) -> None:
-        if self._clock.now() < self._room_at:
+        if self._clock.now() < self.room_at:
             raise StorageError(f"{path} is not written", why="No space left on device")
         if self._seconds:
             await self._clock.sleep(self._seconds)
@@ -45,17 +45,25 @@ class Bench:
 
     def __init__(self, root: Path, *, room_at: float = 0.0, seconds: float = 0.0, **config: Any) -> None:
         self.clock, self.folder = StepClock(), RunFolder(root)
-        trainer = cast(Learner, Trainer(self.clock, room_at=room_at, seconds=seconds))
+        self.trainer = Trainer(self.clock, room_at=room_at, seconds=seconds)
         self.complete: list[int] = []
         self.refused: list[int] = []
         self.checkpoints = Checkpoints(
             self.folder,
-            trainer,
+            cast(Learner, self.trainer),
             CheckpointConfig(**config),
             lambda version, _: self.complete.append(version),
             lambda version, _: self.refused.append(version),
             self.clock,
         )
+
+    async def save(self, version: int) -> asyncio.Future[None]:
+        """Save a last state, asked again and again while the disk refuses; return how that ended."""
+        saving = asyncio.ensure_future(self.checkpoints.save(_progress(version)))
+        await self.clock.settle()
+        while not saving.done():
+            await self.clock.advance(RETRY_S)
+        return saving
 
     async def step(self, version: int, seconds: float) -> None:
         """Spend a step's time, and save what is due after it."""
@@ -110,10 +118,7 @@ def test_the_last_checkpoint_waits_for_room_on_the_disk(tmp_path: Path) -> None:
 
     async def body() -> Bench:
         bench = Bench(tmp_path, room_at=5.0)
-        saving = asyncio.ensure_future(bench.checkpoints.save(_progress(7)))
-        await bench.clock.settle()
-        while not saving.done():
-            await bench.clock.advance(RETRY_S)
+        (await bench.save(7)).result()
         return bench
 
     bench = asyncio.run(body())
@@ -123,6 +128,22 @@ def test_the_last_checkpoint_waits_for_room_on_the_disk(tmp_path: Path) -> None:
     assert bench.folder.latest() == tmp_path / "checkpoints" / "step-000007"
 
 
+def test_a_disk_that_was_full_once_is_waited_for_as_long_when_it_is_full_again(tmp_path: Path) -> None:
+    """Hours later: the refusal before was over when a checkpoint was written."""
+
+    async def body() -> Bench:
+        bench = Bench(tmp_path, room_at=5.0)
+        (await bench.save(7)).result()
+        await bench.clock.advance(10 * PATIENCE_S)
+        bench.trainer.room_at = bench.clock.now() + PATIENCE_S / 2
+        (await bench.save(8)).result()
+        return bench
+
+    bench = asyncio.run(body())
+
+    assert (bench.complete, bench.refused) == ([7, 8], [7, 8])
+
+
 def test_a_disk_that_stays_full_is_an_error_that_names_it_and_keeps_the_checkpoint_before(tmp_path: Path) -> None:
     """After a minute, and whoever resumes has the last good state."""
 
@@ -130,10 +151,7 @@ def test_a_disk_that_stays_full_is_an_error_that_names_it_and_keeps_the_checkpoi
         bench = Bench(tmp_path, room_at=1e9)
         with bench.folder.new_checkpoint(5, keep=2) as path:
             (path / "loop.json").touch()
-        saving = asyncio.ensure_future(bench.checkpoints.save(_progress(7)))
-        await bench.clock.settle()
-        while not saving.done():
-            await bench.clock.advance(RETRY_S)
+        saving = await bench.save(7)
         with pytest.raises(StorageError, match="No space left on device"):
             saving.result()
         return bench, bench.clock.now()
