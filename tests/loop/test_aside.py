@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -37,6 +38,23 @@ def test_the_event_loop_goes_on_beside_many_tokens() -> None:
         return await aside(LARGE, lambda: done.wait(DEADLINE_S))
 
     assert asyncio.run(test())
+
+
+def test_threads_that_all_wait_for_something_keep_no_batch_waiting() -> None:
+    """Workflows may block in every thread of the loop's own; the step goes on, and lets them go in the end."""
+    gate = threading.Event()
+
+    async def test() -> str:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        waiting = loop.run_in_executor(None, gate.wait, DEADLINE_S)
+        try:
+            return await asyncio.wait_for(aside(LARGE, lambda: "done"), DEADLINE_S / 2)
+        finally:
+            gate.set()
+            await waiting
+
+    assert asyncio.run(test()) == "done"
 
 
 def test_few_tokens_are_not_worth_a_thread() -> None:

@@ -13,7 +13,7 @@ from areal_core.config.load import load_config
 from areal_core.config.plan import make_plan
 from areal_core.contract.errors import NoReplica
 from areal_core.contract.scheduler import WorkerState, WorkerStatus
-from areal_core.loop.checkpoint import BEGINNING
+from areal_core.loop.checkpoint import BEGINNING, Progress
 from areal_core.loop.restarts import Site
 from areal_core.loop.run import Run
 from areal_core.observe.events import EventLog
@@ -89,18 +89,45 @@ def _no_replica() -> None:
     raise NoReplica("the fleet is gone")
 
 
+def _saved(folder: Path, version: int) -> Path:
+    """Make a checkpoint of this version as far as the loop reads it."""
+    path = folder / "checkpoints" / f"step-{version:06}"
+    path.mkdir(parents=True)
+    (path / "loop.json").write_text(f'{{"format": 1, "version": {version}, "tasks": {{}}, "totals": {{}}}}')
+    return path
+
+
 def test_a_run_without_its_trainer_starts_again_so_often(tmp_path: Path) -> None:
     """It says from where, why and how often, on the terminal and in its journal."""
     run = Ended(tmp_path, "scheduler.restarts=2")
-    saved = run.folder / "checkpoints" / "step-000004"
-    saved.mkdir(parents=True)
-    (saved / "loop.json").write_text('{"format": 1, "version": 4, "tasks": {}, "totals": {}}')
+    _saved(run.folder, 4)
 
     assert [run.goes_on() for _ in range(3)] == [True, True, False]
     first, second = read_lines(run.folder / "events.jsonl")
     assert (first["kind"], first["number"], first["version"], first["kept"]) == ("run_restarted", 1, 4, [])
     assert "actor/0" in second["error"] and "SIGKILL" in second["error"]
     assert run.view.notes[1].endswith("was killed by SIGKILL: starting again from step-000004 in 1 s, restart 2 of 2")
+
+
+def test_each_start_goes_on_from_the_latest_checkpoint_wherever_the_run_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that began with a checkpoint of another goes on from its own, once it has some, and from the newest."""
+    ended, begun = Ended(tmp_path, "steps=5"), list[tuple[str, int]]()
+
+    async def start_and_train(run: Run, _events: EventLog, checkpoint: Path, progress: Progress) -> int | None:
+        begun.append((checkpoint.parents[1].name, progress.version))
+        if progress.version == 5:
+            return 5
+        if len(begun) > 1:
+            _saved(ended.folder, progress.version + 1)
+        return None
+
+    monkeypatch.setattr(Run, "_start_and_train", start_and_train)
+    monkeypatch.setattr(ended._run, "_pause_s", 0.0)
+    asyncio.run(ended._run.execute(start=_saved(tmp_path / "other", 3)))
+
+    assert begun == [("other", 3), ("other", 3), ("run", 4), ("run", 5)]
 
 
 def test_a_start_that_made_no_step_gets_no_other_after_it(tmp_path: Path) -> None:
