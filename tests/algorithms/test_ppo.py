@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from areal_algorithms.objectives.ppo import PPOConfig, PPOObjective
-from areal_algorithms.ratios import behaviour_weight, kl_estimate, policy_ratio
+from areal_algorithms.ratios import behaviour_weight, kl_estimate, kl_loss, policy_ratio
 from areal_algorithms.reduction import Normalizer, sequence_mean
 from areal_algorithms.surrogates import Surrogate
 from areal_core.algorithms.config import (
@@ -252,6 +252,15 @@ def test_a_behaviour_log_prob_that_is_not_finite_weighs_one() -> None:
 def test_published_values_of_the_kl_estimators(log_ratio: float, estimator: KLEstimator, expected: float) -> None:
     """k3(0) = 0, k1(20) = 10 (clamped), k2(2) = 2, and an impossible token is bounded."""
     assert expected == float(kl_estimate(torch.tensor(log_ratio), torch.tensor(0.0), estimator))
+
+
+@pytest.mark.parametrize("nats", [-40.0, -15.0, -3.0, 3.0, 15.0, 40.0])
+def test_the_pull_back_to_the_reference_does_not_end_far_from_it(nats: float) -> None:
+    """Unlike the penalty in the reward, the term in the loss is not clamped: its gradient is that of its formula."""
+    for estimator, slope in ((KLEstimator.K2, nats), (KLEstimator.K3, 1 - math.exp(min(-nats, 20.0)))):
+        logprobs = torch.tensor([nats], dtype=torch.float64, requires_grad=True)
+        kl_loss(logprobs, torch.zeros(1, dtype=torch.float64), estimator).backward()
+        assert logprobs.grad is not None and logprobs.grad.item() == pytest.approx(slope)
 
 
 def test_an_extreme_ratio_bounded_by_dual_clip_has_a_finite_gradient() -> None:

@@ -156,10 +156,12 @@ def kl_loss(logprobs: Tensor, reference: Tensor, estimator: KLEstimator) -> Tens
 
     With x = logprobs - reference: k2 = x^2 / 2, gradient x, that of KL(policy || reference); k3 = exp(-x) - 1 + x,
     gradient 1 - exp(-x), that of KL(reference || policy). The value is not clamped: where the policy is far off the
-    pull back must not end.
+    pull back must not end. Beyond e^20 the exponential goes on as a straight line.
     """
     x = logprobs - reference
     if estimator is KLEstimator.K2:
         return x.square() / 2
-    x = x.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    return x if estimator is KLEstimator.K1 else (-x).exp() - 1 + x
+    if estimator is KLEstimator.K1:
+        return x
+    held = (-x).clamp(max=LOG_RATIO_BOUND)
+    return held.exp() * (1 - x - held) - 1 + x
