@@ -20,6 +20,9 @@ import attrs
 from areal_core.contract import data, errors, inference, scheduler, train, weights, workflow
 from areal_core.contract.errors import ArealError
 
+ROUND_SIZES = tuple(times * size + more for size in (4096, 1 << 16) for times in (1, 2, 4, 5) for more in (-1, 0, 1))
+"""Bytes around whole numbers of pages and of the pieces that large messages are cut into."""
+
 
 def plain_values() -> dict[str, Any]:
     """Return plain data by name. Any: that is the point."""
@@ -30,6 +33,7 @@ def plain_values() -> dict[str, Any]:
         "floats": [0.0, -0.0, 1.5, 1e-300, math.pi, math.inf, -math.inf, math.nan],
         "texts": ["", "a", "\u00e9\u4e2d\U0001f600", "line\nline\x00end", "x" * 70_000],
         "bytes": [b"", b"\x00\xff\x80", bytes(range(256)) * 300],
+        "bytes of round sizes": [bytes([number]) * size for number, size in enumerate(ROUND_SIZES)],
         "empty containers": [[], (), {}, frozenset()],
         "nested": {"a": [1, (2, [3, (4.0, "5")]), {"b": (None, True)}], "c": {"d": {"e": []}}},
         "tuple, not list": (1, 2),
@@ -87,6 +91,7 @@ def tensor_values() -> dict[str, Any]:
         "of a conjugate": torch.view_as_complex(base[:, :2].contiguous()).conj().imag,
         "not finite": torch.tensor([math.inf, -math.inf, math.nan, -0.0]),
         "large": torch.arange(1_200_000, dtype=torch.int32),
+        "of round sizes": [torch.full((size,), number, dtype=torch.uint8) for number, size in enumerate(ROUND_SIZES)],
         "several": [base, {"again": base[1:]}, (base.to(torch.bfloat16), 3)],
         "batch": Batch.of(
             {"input_ids": torch.arange(9), "logprobs": torch.randn(9, generator=generator)},

@@ -132,12 +132,24 @@ async def FieldsForgotten(original: Original) -> Any:
 async def RepliesAreShared(original: Original, self: _Handle) -> Any:
     """Gives the tensor of an earlier reply again where a later one looks the same."""
     result = await original()
-    value: Any = result.token_extras.get("value") if isinstance(result, Generation) else None
-    if hasattr(value, "untyped_storage"):
-        kept = vars(self).setdefault("kept", value)
-        if kept.shape == value.shape and kept.equal(value):
-            result.token_extras["value"] = kept
-        self.kept = value  # type: ignore[attr-defined]
+    values: Any = result.token_extras.get("value") if isinstance(result, Generation) else None
+    if isinstance(values, list) and hasattr(values[0], "untyped_storage"):
+        kept = vars(self).setdefault("kept", values[0])
+        if kept.shape == values[0].shape and kept.equal(values[0]):
+            result.token_extras["value"] = [kept, *values[1:]]
+        self.kept = values[0]  # type: ignore[attr-defined]
+    return result
+
+
+@breaks("call", "scheduler.calls.owned", "scheduler.calls.tensors")
+async def RoundOnesTakeTheNext(original: Original) -> Any:
+    """Cuts large tensors into pieces, and takes the one behind a tensor of whole pieces for a part of it."""
+    result = await original()
+    values: Any = result.token_extras.get("value") if isinstance(result, Generation) else None
+    if isinstance(values, list):
+        for number, one in enumerate(values[:-1]):
+            if getattr(one, "nbytes", 0) and one.nbytes % 65_536 == 0:
+                values[number + 1] = one
     return result
 
 

@@ -59,13 +59,16 @@ async def owned(bench: SchedulerBench) -> None:
     async with bench.scheduler() as scheduler:
         (worker,) = await bench.start(scheduler, bench.job())
         for length in _LENGTHS:
-            sent = torch.ones(length, dtype=torch.uint8)
-            first, second = [(await ask(worker, "echo", value=sent))["value"] for _ in range(2)]
+            sent, beside = torch.ones(length, dtype=torch.uint8), torch.full((length,), 5, dtype=torch.uint8)
+            replies = [(await ask(worker, "echo", value=[sent, beside]))["value"] for _ in range(2)]
+            (first, _), (second, _) = replies
             first.fill_(7)
-            third = (await ask(worker, "echo", value=sent))["value"]
+            replies.append((await ask(worker, "echo", value=[sent, beside]))["value"])
+            third, _ = replies[-1]
             second.add_(1)
             whole = {"what was sent": (sent, 1), "the first reply, set to 7": (first, 7)}
             whole |= {"the second, where 1 was added": (second, 2), "the third": (third, 1)}
+            whole |= {f"what came behind reply {n}": (other, 5) for n, (_, other) in enumerate(replies, start=1)}
             for name, (tensor, wanted) in whole.items():
                 found = sorted(set(tensor.tolist()))
                 expect(found == [wanted], f"of {length} bytes, {name}, holds {found[:4]}")
