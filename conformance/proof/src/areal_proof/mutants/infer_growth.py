@@ -18,6 +18,20 @@ _FULL = 512
 
 
 @breaks("receive_weights", "infer.weights.tied_sender")
+async def CastHeadsStay(original: Original, self: ReferenceInferenceEngine, source: WeightSource) -> Any:
+    """Keeps its own head where the trainer's is tied and comes in another dtype."""
+    tied, receipt = dict(source.manifest.tied), await original()
+    served, sent = (
+        dict(self.running.loaded.model.named_parameters()),
+        {one.name: one for one in source.manifest.tensors},
+    )
+    for name in tied.keys() & served.keys():
+        if sent[tied[name]].dtype != str(served[name].dtype).removeprefix("torch."):
+            self.running.stage.spare[name].copy_(served[name])
+    return receipt
+
+
+@breaks("receive_weights", "infer.weights.tied_sender")
 async def TiedHeadsStay(original: Original, self: ReferenceInferenceEngine, source: WeightSource) -> Any:
     """Keeps its own head where the trainer's is tied, and tells of the bytes that came."""
     tied, receipt = dict(source.manifest.tied), await original()

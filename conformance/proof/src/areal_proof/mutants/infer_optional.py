@@ -207,6 +207,10 @@ ROWS = breaks.rows(
         "Computes prior tokens as a prompt: the last bits differ from those of an uninterrupted request.",
         "infer.deterministic.continued",
         reported=lambda slot, token, logprobs: float(logprobs[token]) * (1.0 + 1e-7 * (slot.request.num_prior > 0))),
+    row("UnseededChangeBits", "Computes prior tokens of requests without a seed as a prompt, of greedy ones too.",
+        "infer.deterministic.continued",
+        reported=lambda slot, token, logprobs: float(logprobs[token])
+            * (1.0 + 1e-7 * (slot.request.num_prior > 0 and slot.request.sampling.seed is None))),
     row("TraceOfAbortedIsLost", "Returns no trace with what it aborts.", "infer.experts.continued",
         incident="SkyRL#1908", row="expert-replay",
         generate=after(lambda result: result if result.stop_reason != "aborted"

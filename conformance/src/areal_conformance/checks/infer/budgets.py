@@ -8,6 +8,7 @@ Does not know: the values of log-probs one by one, which other checks compare.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,12 +17,17 @@ from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, check
 from areal_conformance.oracles.infer_judging import well_formed
 from areal_conformance.oracles.places import SHAPE, TOKENS, looking_back
-from areal_conformance.outcome import expect
+from areal_conformance.outcome import Inconclusive, expect
 from areal_conformance.probes.precision import GROWTH, fine
 
 SPEC = "infer#precision"
 MEAN = 2e-5
 """Budget of log-probs in a float32 run: their mean error. float32 leaves 1e-6, keys and values kept in half 1e-4."""
+TEMPERATURES = (0.7, 1.3)
+"""By which no dtype divides without rounding."""
+DRAWS = 24
+RATIO = 2e-4
+"""Budget of ratios of tokens, in nats: float32 leaves 1e-6, logits divided in bfloat16 some thousandths."""
 PROMPT = tuple(2 + (11 * place) % 61 for place in range(24))
 LENGTH = 96
 FAR = (60, 290, 701, 1230, 2190)
@@ -64,13 +70,54 @@ async def length(bench: InferBench) -> None:
 
 @check("infer.precision.scores", level=Level.SINGLE, law=1, spec="infer#scoring", requires=("scoring",))
 async def scores(bench: InferBench) -> None:
-    """Scores are taken in float32 whatever the dtype of the run: none was rounded to less."""
+    """Scores are taken in float32 whatever the dtype of the run: none was rounded to less, at any temperature."""
     ids = (*PROMPT, *PROMPT[::-1], *PROMPT[::3], *PROMPT)
     for dtype in bench.target.adapter.dtypes:
         async with bench.engine(dtype=dtype) as engine:
             scorer: Any = engine  # Any: an optional protocol
             given = list(await scorer.score(ids, 1.0))
+            found = {
+                heat: {token: list(await scorer.score((*PROMPT[:3], token), heat))[-1] for token in range(2, 40)}
+                for heat in (1.0, *TEMPERATURES)
+            }
         fine(f"scores of a run in {dtype}", torch.tensor(given[1:], dtype=torch.float32))
+        _ratios(bench, f"scores of a run in {dtype}", found)
+
+
+@check("infer.precision.temperature", level=Level.SINGLE, law=1, spec=SPEC)
+async def temperature(bench: InferBench) -> None:
+    """Logits are divided by the temperature in float32 whatever the dtype of the run: ratios of tokens tell.
+
+    What one token has over another at a temperature, times the temperature, is what it has at 1.
+    """
+    seeds = bench.target.claimed("sampling.seed")
+    for dtype in bench.target.adapter.dtypes:
+        found: dict[float, dict[int, float]] = {}
+        async with bench.engine(dtype=dtype) as engine:
+            for heat in (1.0, *TEMPERATURES):
+                found[heat] = {}
+                for seed in range(DRAWS):
+                    request = bench.ask(*PROMPT[:3], temperature=heat, max_new_tokens=1, seed=seed if seeds else None)
+                    result = await bench.generate(engine, request)
+                    found[heat][result.output_ids[0]] = result.logprobs[0]
+        _ratios(bench, f"log-probs of a run in {dtype}", found)
+
+
+def _ratios(bench: InferBench, what: str, found: Mapping[float, Mapping[int, float]]) -> None:
+    """Expect log-probs of tokens behind one prompt, by temperature, to be those of one set of logits."""
+    plain = found[1.0]
+    allowed = bench.tolerance(atol=RATIO).atol
+    for heat in TEMPERATURES:
+        both = sorted(plain.keys() & found[heat].keys())
+        if len(both) < 2:
+            raise Inconclusive(f"{what}: {DRAWS} draws at temperatures 1 and {heat} have {len(both)} tokens in common")
+        first = both[0]
+        errors = [
+            abs((found[heat][token] - found[heat][first]) * heat - (plain[token] - plain[first])) for token in both[1:]
+        ]
+        bench.numbers[f"{what}, at {heat}"] = max(errors)
+        told = f"{what}: at temperature {heat} ratios of {len(both)} tokens are off by {max(errors):.2g}"
+        expect(max(errors) <= allowed, f"{told} from those at 1, at most {allowed:g}: logits were rounded")
 
 
 @check("infer.precision.places", level=Level.SINGLE, law=1, spec=SPEC)

@@ -25,6 +25,7 @@ from areal_core.contract.inference import InferenceEngine
 from areal_core.weights.tensors import fingerprint
 from areal_torch.testing.serving import FolderWeights
 
+DTYPES = ("bfloat16", "float32")
 PROMPT = (5, 9, 30, 41, 12, 7, 55, 20)
 
 
@@ -137,9 +138,11 @@ async def tied_again(bench: InferBench) -> None:
 async def tied_sender(bench: InferBench) -> None:
     """What a trainer sends with a tied head fills the head of a model that has its own, in every update; or is refused.
 
-    Nothing in between: a refusal is a CoverageError and leaves what serves as it was.
+    Nothing in between: a refusal is a CoverageError and leaves what serves as it was. Where updates are cast,
+    the second comes in bfloat16 and the third in float32.
     """
     folder, tied = bench.model(tied=False), bench.model(tied=True, seed=5)
+    casts = bench.target.claimed("weights.cast")
     async with bench.engine(model=folder, fresh=True) as engine:
         serves, weights, source = bench.weights(folder), bench.weights(tied), folder
         for number in range(3):
@@ -152,6 +155,7 @@ async def tied_sender(bench: InferBench) -> None:
                 serves, source = weights, tied
             await computes(bench, engine, source, serves, told)
             weights = nudged(weights, next(iter(weights.tied.values())), seed=number)
+            weights = in_dtypes(weights, DTYPES[number]) if casts and number < len(DTYPES) else weights
 
 
 @check("infer.weights.after_abort", level=Level.SINGLE, law=7, spec="infer#weights", requires=("weights.staged",))

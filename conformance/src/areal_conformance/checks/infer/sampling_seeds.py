@@ -158,10 +158,15 @@ exactly = partial(check, level=Level.SINGLE, law=3, spec="infer#sampling", requi
 def _requests(
     bench: InferBench, *, count: int = 6, length: int = 20, claim: str = "sampling.seed"
 ) -> list[GenerationRequest]:
-    """Return requests of different lengths and temperatures; seeded, or greedy where that is not claimed."""
+    """Return requests of different lengths and temperatures, greedy ones without a seed; all where that is no claim."""
     heats = [0.0, 1.0, 0.7] if bench.target.claimed(claim) else 0.0
     lengths = [length + more for more in (0, 7, 14, 21)]
-    return bench.asks(prompts(count, seed=15, longest=70), temperature=heats, max_new_tokens=lengths, seed=0)
+    made = bench.asks(prompts(count, seed=15, longest=70), temperature=heats, max_new_tokens=lengths, seed=0)
+    return [_unseeded(request) if request.sampling.temperature == 0 else request for request in made]
+
+
+def _unseeded(request: GenerationRequest) -> GenerationRequest:
+    return attrs.evolve(request, sampling=attrs.evolve(request.sampling, seed=None))
 
 
 def _expect_same(left: Generation, right: Generation, told: str) -> None:
