@@ -40,7 +40,7 @@ class Late(Exception):
 
 
 class Zygote:
-    """One warm process, in a folder of its own."""
+    """One warm process, in a folder of its own, which also has what it and its jobs leave behind when killed."""
 
     def __init__(self, warm: Iterable[str], cold: Iterable[str], call: str = "", **given: Any) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="areal-mutate-"))
@@ -54,7 +54,7 @@ class Zygote:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONSAFEPATH": "1"},
+                env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONSAFEPATH": "1", "TMPDIR": str(self._folder)},
                 start_new_session=True,
             )
         threading.Thread(target=self._listen, name="areal-mutate-zygote", daemon=True).start()

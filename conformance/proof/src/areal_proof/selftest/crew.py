@@ -13,6 +13,7 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -94,7 +95,7 @@ class _Share:
 
 
 class _Worker:
-    """One process, made when first needed, and again after it hung, died or did its share."""
+    """One process, made when first needed, and again after it hung, died or did its share; its files go with it."""
 
     def __init__(self, place: str, limit_s: float | None) -> None:
         self._place, self._limit_s = place, limit_s
@@ -102,6 +103,7 @@ class _Worker:
         self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()  # Any: JSON
         self._listening: threading.Thread | None = None
         self._done = 0
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def do(self, item: Item) -> list[Ended]:
         process = self._running()
@@ -138,6 +140,8 @@ class _Worker:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        assert self._folder is not None
+        self._folder.cleanup()
         leavings.sweep()  # that process's, and those of any other that was killed and that nobody came after
         assert self._listening is not None
         self._listening.join()
@@ -156,6 +160,7 @@ class _Worker:
 
     def _running(self) -> subprocess.Popen[str]:
         if self._process is None:
+            self._folder = tempfile.TemporaryDirectory(prefix="areal-proof-", ignore_cleanup_errors=True)
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "areal_proof.selftest.worker", self._place],
                 stdin=subprocess.PIPE,
@@ -163,7 +168,7 @@ class _Worker:
                 stderr=subprocess.DEVNULL,
                 text=True,
                 start_new_session=True,
-                env={"OMP_NUM_THREADS": "1", **os.environ},
+                env={"OMP_NUM_THREADS": "1", **os.environ, "TMPDIR": self._folder.name},
             )
             self._lines = queue.Queue()
             self._listening = _listen(self._process, self._lines.put)
