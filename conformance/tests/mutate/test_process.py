@@ -41,6 +41,10 @@ def orphaned(tell):
     time.sleep(60)
 
 
+def keeps(where):
+    open(where, "w").write(tempfile.mkdtemp())
+
+
 def cold(tell):
     tell(loaded=[name for name in sys.modules if name.startswith("cold_")])
 """
@@ -71,6 +75,13 @@ def test_a_job_tells_and_ends(zygote: Zygote) -> None:
     assert [lines[0]["said"] for lines, _ in (first, second)] == ["a", "b"]
     folders = {lines[0]["folder"] for lines, _ in (first, second)}
     assert len(folders) == 2 and not any(Path(folder).exists() for folder in folders)
+
+
+def test_what_it_keeps_itself_is_gone_with_it(zygote: Zygote, tmp_path: Path) -> None:
+    """Files that a job's checks are made with, and that nobody removes in a process that is killed."""
+    zygote.load((), "jobs:keeps", where=str(tmp_path / "where"))
+
+    assert Path((tmp_path / "where").read_text()).parent == zygote.folder
 
 
 def test_nothing_cold_is_in_memory(zygote: Zygote) -> None:
