@@ -191,7 +191,10 @@ async def after_update(bench: InferBench) -> None:
 
 @check("infer.adapters.replaced", level=Level.SINGLE, law=7, spec="infer#adapters", requires=ADAPTERS)
 async def replaced(bench: InferBench) -> None:
-    """A newer version of a name serves what comes later, nothing of the older one is left; an older one is refused."""
+    """A newer version of a name serves what comes later, nothing of the older one is left; an older one is refused.
+
+    Of two that are loaded at once the newer one serves, whichever is asked for first.
+    """
     async with bench.engine(*ADAPTERS, fresh=True) as engine:
         server: Any = engine
         versions = [_make(bench, f"v{number}", seed=number) for number in range(3)]
@@ -206,6 +209,16 @@ async def replaced(bench: InferBench) -> None:
         await server.unload_adapter("a")
         await server.load_adapter("a", versions[0].path, 1)
         _expect_of(bench, await engine.generate(_ask(bench, "a")), _ask(bench, "a"), versions[0], 1)
+        for order in ((2, 3), (3, 2)):
+            await server.unload_adapter("a")
+            loads = [bench.call(server.load_adapter("a", versions[number - 1].path, number)) for number in order]
+            ended = dict(zip(order, await bench.ended(loads, "loads of two versions at once"), strict=True))
+            expect(ended[3] is None, f"loaded in the order {order} at once, version 3 ended with {ended[3]!r}")
+            expect(
+                ended[2] is None or isinstance(ended[2], VersionRegressed),
+                f"loaded in the order {order} at once, version 2 ended with {ended[2]!r}",
+            )
+            _expect_of(bench, await engine.generate(_ask(bench, "a")), _ask(bench, "a"), versions[2], 3)
 
 
 @check("infer.adapters.unloaded", level=Level.SINGLE, law=8, spec="infer#adapters", requires=ADAPTERS)

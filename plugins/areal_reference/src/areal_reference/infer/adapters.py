@@ -47,11 +47,7 @@ class NamedAdapters:
             ModelError: the folder holds no adapter of this model.
             VersionRegressed: this version, or a newer one, is loaded.
         """
-        known = self._current.get(name)
-        if known is not None and version <= known.version:
-            raise VersionRegressed(
-                f"version {version} of adapter {name!r} was offered", why=f"version {known.version} serves already"
-            )
+        self._expect_newer(name, version)
         check_adapter(path, {f"{name}.weight": tuple(linear.weight.shape) for name, linear in self._linears.items()})
         scale, found = read_scale(path), load_file(path / ADAPTER_FILE)
         layers: dict[str, tuple[Tensor, Tensor]] = {}
@@ -62,12 +58,24 @@ class NamedAdapters:
         return NamedAdapter(name=name, version=version, scale=scale, layers=layers)
 
     def serve(self, adapter: NamedAdapter) -> None:
-        """Let later requests for its name have it. Between two steps."""
+        """Let later requests for its name have it. Between two steps.
+
+        Raises:
+            VersionRegressed: a newer one was loaded while this one was read.
+        """
+        self._expect_newer(adapter.name, adapter.version)
         if not self._attached:
             for name, module in self._linears.items():
                 module.register_forward_hook(self._hook(name))
             self._attached = True
         self._current[adapter.name] = adapter
+
+    def _expect_newer(self, name: str, version: int) -> None:
+        known = self._current.get(name)
+        if known is not None and version <= known.version:
+            raise VersionRegressed(
+                f"version {version} of adapter {name!r} was offered", why=f"version {known.version} serves already"
+            )
 
     def forget(self, name: str) -> None:
         """Let no later request have the name. Idempotent."""
