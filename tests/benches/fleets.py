@@ -79,7 +79,8 @@ class EndableWorker(ScriptedWorker):
 class ScriptedLauncher:
     """Makes scripted replicas: `place_s` until a worker answers, `start_s` until its engine is ready.
 
-    `workers` has every worker ever made, by id; `max_workers` may be alive at once.
+    `workers` has every worker ever made, by id; `max_workers` may have their places at once: one that died has its
+    place until it is ended.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class ScriptedLauncher:
         self._clock = clock
         self._place_s, self._start_s = place_s, start_s
         self._max_workers = max_workers
+        self._ended: set[str] = set()
         self._length = length
 
     @property
@@ -117,13 +119,13 @@ class ScriptedLauncher:
         Raises:
             ResourceError: there are `max_workers` already.
         """
-        if len(self.alive) >= self._max_workers:
+        if len(self.workers.keys() - self._ended) >= self._max_workers:
             raise ResourceError("1 cuda devices are wanted and 0 are free")
         worker = self.make()
         try:
             await self._clock.sleep(self._place_s)
         except BaseException:
-            worker.end()
+            await self.end(worker.id)
             raise
         return worker
 
@@ -138,6 +140,7 @@ class ScriptedLauncher:
     async def end(self, worker_id: str) -> None:
         """End a worker."""
         if worker_id in self.workers:
+            self._ended.add(worker_id)
             self.workers[worker_id].end()
 
     def failure(self, worker_id: str) -> WorkerError | None:

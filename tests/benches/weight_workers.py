@@ -35,11 +35,14 @@ class FaultyWorker:
         self.id = worker_id
         self.calls: list[str] = []
         self.faults: dict[str, Fault] = {}
+        self.turns = 1
+        """Of the event loop that a call takes."""
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
         """Call `do_<method>`. Any: as in the contract."""
         self.calls.append(method)
-        await asyncio.sleep(0)
+        for _ in range(self.turns):
+            await asyncio.sleep(0)
         fault = self.faults.get(method)
         if isinstance(fault, WorkerDied):
             # Dead is dead: whatever is asked next fails alike.

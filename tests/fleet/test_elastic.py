@@ -238,6 +238,22 @@ def test_losses_beyond_the_bound_are_told_and_the_last_one_ends_the_run() -> Non
     run(test)
 
 
+def test_a_replacement_has_the_place_of_the_one_that_died() -> None:
+    """On a machine that is full: the dead one gives its devices back before another asks for them."""
+
+    async def test() -> None:
+        bench = Bench(2, max_workers=2)
+        bench.workers[0].die()
+        await bench.until(bench.ask(0))
+        await bench.train()
+        await bench.until()
+
+        bench.assert_whole(2)
+        assert bench.kinds() == ["replica_lost", "replica_joined"]
+
+    run(test)
+
+
 def test_one_that_waits_to_join_takes_over_from_the_last_that_nobody_replaces() -> None:
     """It is sent the version that the fleet has at once, and not with an update that nobody would come to."""
 

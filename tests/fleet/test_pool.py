@@ -202,6 +202,26 @@ def test_a_replica_that_keeps_failing_is_left_alone_until_the_cooldown_is_over()
     run(test)
 
 
+def test_a_replica_whose_trial_was_cancelled_is_tried_again() -> None:
+    """Its episode's time was over, or its group failed: nothing is known of the replica, which is not given up."""
+
+    async def test() -> None:
+        fleet = Fleet(2, failure_threshold=1, cooldown_s=5.0)
+        fleet.workers[0].fail(GenerationFailed("out of cache"))
+        await fleet.generate(1)
+        await fleet.clock.advance(5.0)
+        trial = asyncio.ensure_future(fleet.pool.generate(request()))
+        await fleet.clock.advance(1.0)
+        assert fleet.pool.replicas[0].breaker.state is BreakerState.HALF_OPEN
+        trial.cancel()
+        await fleet.clock.settle()
+
+        fleet.pool.exclude("infer/1", RuntimeError("gone"))
+        assert (await fleet.generate(2)).output_ids
+
+    run(test)
+
+
 def test_a_replica_at_rest_is_drained_at_once() -> None:
     """Also after it has served: nobody waits for requests that have ended."""
 
@@ -373,6 +393,30 @@ def test_aborts_without_a_single_token_do_not_go_on_for_ever() -> None:
 
         with pytest.raises(GenerationFailed, match="16 times without a token"):
             await drive(clock, pool.generate(request()))
+
+    run(test)
+
+
+def test_a_request_that_gets_on_now_and_then_may_be_interrupted_as_often_as_it_is() -> None:
+    """Many updates while it waits are no standstill: only interruptions in a row without a token are counted."""
+
+    class Slow(ScriptedEngine):
+        async def generate(self, request: GenerationRequest) -> Generation:
+            self.asked = getattr(self, "asked", 0) + 1
+            if self.asked % 10:
+                return Generation(output_ids=(), logprobs=(), version_spans=(), stop_reason=StopReason.ABORTED)
+            return Generation(
+                output_ids=(4,),
+                logprobs=(-0.1,),
+                version_spans=(VersionSpan(start=0, stop=1, version=0),),
+                stop_reason=StopReason.STOP if request.num_prior == 4 else StopReason.ABORTED,
+            )
+
+    async def test() -> None:
+        clock = StepClock()
+        pool = InferencePool([ScriptedWorker(Slow(clock), clock=clock)], clock=clock)
+
+        assert (await drive(clock, pool.generate(request()))).output_ids == (4,) * 5
 
     run(test)
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.benches.fleets import Inline
 from tests.benches.weight_workers import ReceivingWorker, SendingWorker
 
 from areal_core.contract.errors import (
@@ -342,7 +343,31 @@ def test_whatever_breaks_nobody_serves_mixed_versions(
     assert_idle(run)
 
 
+@pytest.mark.parametrize("staged", [True, False])
+@pytest.mark.parametrize("pause", [None, *PauseMode])
+def test_an_update_cut_short_at_any_turn_is_whole_or_was_not(pause: PauseMode | None, staged: bool) -> None:
+    """Replicas that need unlike many turns for each call: those that serve at the end serve what the sync says."""
+    ended, turns = "cancelled", 0
+    while ended == "cancelled":
+        run = Run(3, pause, staged)
+        for number, replica in enumerate(run.replicas):
+            replica.turns = 1 + 2 * number
+        run.train()
+        asyncio.run(run.sync.update(1))
+        run.train()
+
+        ended = asyncio.run(attempt(run, turns))
+
+        run.assert_all_serve(run.sync.version)
+        assert len(run.serving) == 3
+        assert_idle(run)
+        turns += 1
+    assert (ended, run.sync.version) == ("updated", 2)
+    assert turns > 20
+
+
 async def attempt(run: Run, cancel_after: int | None) -> str:
+    asyncio.get_running_loop().set_default_executor(Inline())  # else a cancellation mostly comes while a thread works
     task = asyncio.ensure_future(run.sync.update(2))
     for _ in range(cancel_after or 0):
         await asyncio.sleep(0)

@@ -63,6 +63,19 @@ def test_every_turn_of_every_member_has_a_seed_of_its_own() -> None:
     run(test)
 
 
+def test_what_is_asked_at_once_is_not_one_question() -> None:
+    """Requests of one episode that run beside each other have seeds and names of their own."""
+
+    async def test() -> None:
+        bench = Bench()
+        session = bench.open()
+        await drive(bench.clock, asyncio.gather(*(session.generate([5]) for _ in range(3))))
+        asked = bench.engine.requests
+        assert len({request.sampling.seed for request in asked}) == len({request.request_id for request in asked}) == 3
+
+    run(test)
+
+
 def test_a_seed_the_workflow_gives_is_kept_and_one_of_the_run_is_a_base() -> None:
     """Only explicit parameters with a seed set it literally; otherwise all members would sample the same."""
 
