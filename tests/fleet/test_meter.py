@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from attrs import evolve
 
-from areal_core.contract.errors import WorkerDied
+from areal_core.contract.errors import WorkerDied, WorkerTimeout
 from areal_core.contract.inference import KV_USED_SHARE, NUM_PREEMPTED, EngineStatus
 from areal_core.fleet.meter import FleetMeter
 
@@ -53,6 +53,23 @@ def test_totals_go_on_while_replicas_come_and_go() -> None:
     asyncio.run(readings())
 
     assert (meter.tokens_generated, meter.busy_s) == (40 + 5 + 12, 2.0 + 0.25 + 0.5)
+
+
+def test_what_a_replica_did_while_it_did_not_answer_is_counted_once() -> None:
+    """A look that comes during a long prefill says nothing; the next one counts on from the last answer."""
+    pool = Pool(a=_status(10, 1.0), b=_status(30, 3.0))
+    meter = FleetMeter(pool)  # type: ignore[arg-type]
+
+    async def readings() -> None:
+        await meter.read()
+        pool.answers["b"] = WorkerTimeout("worker b did not answer")
+        await meter.read()
+        pool.answers["b"] = _status(50, 5.0)
+        await meter.read()
+
+    asyncio.run(readings())
+
+    assert (meter.tokens_generated, meter.busy_s) == (60, 3.0)
 
 
 def test_metrics_every_backend_names_alike_are_means_over_the_replicas_that_tell_them() -> None:

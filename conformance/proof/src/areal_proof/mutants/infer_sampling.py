@@ -12,8 +12,9 @@ import attrs
 import torch
 from torch import Tensor
 
+from areal_core.contract.errors import ArealError, GenerationFailed
 from areal_core.contract.inference import GenerationRequest, SamplingParams
-from areal_proof.mutants.rows import Original, after, breaking, given, row, then, without
+from areal_proof.mutants.rows import Original, after, breaking, catches, given, row, then, without
 from areal_proof.second.infer.engine import SecondInferenceEngine
 from areal_proof.second.infer.requests import Slot
 from areal_proof.second.infer.sampling import distribution, draw, min_p, penalised, top_k, top_p, uniform
@@ -257,6 +258,8 @@ PENALTIES_ROWS = breaks.rows(
             presence_penalty=max(0.0, slot.request.sampling.presence_penalty))),
     row("TakesTheNearest", "Takes the nearest number within its range for one that is beyond.", "infer.range.beyond",
         generate=given(sampling=lambda request: _within(request.sampling, 2.0))),
+    row("RefusesNamelessly", "Says of a number beyond its range that the request failed, and not which number.",
+        "infer.range.beyond", generate=catches(ArealError, lambda: GenerationFailed("the request failed"))),
     row("EndsOfAnotherRange", "Takes penalties beyond 1.5 for 1.5.", "infer.range.ends",
         generate=given(sampling=lambda request: _within(request.sampling, 1.5))),
 )  # fmt: skip

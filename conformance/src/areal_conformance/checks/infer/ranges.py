@@ -47,14 +47,16 @@ rule = partial(check, level=Level.SINGLE, spec="infer#sampling")
 
 @rule("infer.range.beyond", law=5)
 async def beyond(bench: InferBench) -> None:
-    """A number beyond its range is refused with a typed error, claimed or not, and harms no request beside it."""
+    """A number beyond its range is refused by name, claimed or not, and harms no request beside it."""
     async with bench.engine() as engine:
         beside = bench.ask(5, 9, name="beside", max_new_tokens=60)
         call = bench.call(engine.generate(beside))
         plain = bench.ask(5, 9, 7, temperature=1.0, max_new_tokens=4)
         for given in BEYOND:
             asked = attrs.evolve(plain, sampling=attrs.evolve(plain.sampling, **given))
-            await raises(ArealError, partial(engine.generate, asked), f"generate with {given}")
+            error = await raises(ArealError, partial(engine.generate, asked), f"generate with {given}")
+            (name,) = given
+            expect(name in str(error), f"generate with {given} is refused without the word {name!r}: {error}")
         for prior in (-1, len(plain.input_ids), len(plain.input_ids) + 1):
             asked = attrs.evolve(plain, num_prior=prior)
             told = f"{prior} prior tokens of the {len(plain.input_ids)} of a request"
