@@ -123,7 +123,7 @@ class Variant:
     checks: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
     """Ids of more checks to make again than those every variant gets."""
     layouts: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
-    """Of a trainer: layouts of two ranks on which they mean something; none are for one rank."""
+    """Of a trainer: layouts of two ranks, or of four, on which they mean something; none are for one rank."""
     model: Mapping[str, Any] = Factory(dict)
     """Of a trainer on such a layout: arguments of `make_tiny_model`. Any: they are numbers and words."""
 
@@ -226,9 +226,9 @@ class Adapter:
     scoring: Scoring = Factory(Scoring)
     """Of a workflow: what it asks rewards for, where that is not the row's own prompt, and what they are worth."""
     tokenizers: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
-    """Tokenizers a renderer is bound to: kinds of tiny ones of the suite (`probes.tokenizers.TEMPLATES`: `chatml`,
-    `thinking`, `bare`), or a function that returns one, for templates of your own: `module:function`, or
-    `module:function:argument`. None named: those kinds that it binds."""
+    """Tokenizers a renderer is bound to: kinds of tiny ones of the suite (`probes.tokenizers`: `chatml`, `thinking`,
+    `bare`, and `opening`, whose prompts open the thoughts), or a function that returns one, for templates of your own:
+    `module:function`, or `module:function:argument`. None named: those of the first three that it binds."""
     patience: float = 1.0
     """Multiplies every deadline: engines that take minutes to start."""
     reuse: bool = True

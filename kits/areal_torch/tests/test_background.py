@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -212,6 +213,34 @@ def test_what_is_dropped_leaves_nothing(tmp_path: Path, error: OSError | None) -
     writer.finish()
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_part_that_cannot_be_written_counts_as_written(tmp_path: Path) -> None:
+    """There is nothing left to write, and whoever waits for that is not kept waiting."""
+    writer = Background(SingleRank())
+    writer.begin(tmp_path / "s", lambda: Gated(error=no_room()).opened())
+    assert writer._writing is not None
+    writer._writing._thread.join(10.0)
+
+    assert writer.written
+    with pytest.raises(StorageError):
+        writer.finish()
+
+
+def test_a_folder_that_is_no_longer_there_does_not_keep_it_from_being_dropped(tmp_path: Path) -> None:
+    """Neither one that is gone nor one in whose place a file is by now."""
+    for taken in (False, True):
+        writer, place = Background(SingleRank()), tmp_path / "place"
+        writer.begin(place / "s", lambda: Gated().opened())
+        assert writer._writing is not None
+        writer._writing._thread.join(10.0)
+        shutil.rmtree(place)
+        if taken:
+            place.write_text("a file")
+
+        writer.drop()
+
+        assert place.exists() == taken
 
 
 def test_a_thread_that_is_slower_than_the_drop_cleans_up_itself(

@@ -10,7 +10,7 @@ import torch
 
 from areal_core.contract.errors import PlanError, WrongType
 from areal_core.contract.train import OptimizerSpec
-from areal_torch.optimizer import Optimizer, learning_rate
+from areal_torch.optimizer import Optimizer, learning_rate, squared_norm
 
 
 def parameters() -> dict[str, torch.Tensor]:
@@ -43,6 +43,36 @@ def test_steps_equal_torch_adamw_with_clipping() -> None:
     for name, tensor in ours.items():
         torch.testing.assert_close(tensor, plain[name], rtol=1e-5, atol=1e-6)
         assert tensor.grad is None
+
+
+@pytest.mark.parametrize("scale", [1e-44, 1e-30, 1e-20, 1.0, 1e20, 1e37])
+def test_a_norm_is_finite_and_not_zero_where_the_gradient_is(scale: float) -> None:
+    """Also where the squares of its numbers are no float32."""
+    tensors = [torch.ones(4, 5) * scale, torch.zeros(3), torch.tensor([1e-45, scale])]
+    wanted = sum(float(tensor.double().square().sum()) for tensor in tensors)
+
+    assert squared_norm(tensors) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_one_large_number_decides_the_norm() -> None:
+    """Whatever stands beside it; an infinite one or none at all is told as it is."""
+    many = [torch.ones(100), torch.tensor([3e38])]
+
+    assert squared_norm(many) == pytest.approx(9e76, rel=1e-5)
+    assert squared_norm([*many, torch.tensor([math.inf, 0.0])]) == math.inf
+    assert math.isnan(squared_norm([*many, torch.tensor([math.nan, 0.0])]))
+    assert (squared_norm([]), squared_norm([torch.zeros(2), torch.zeros(3)])) == (0.0, 0.0)
+
+
+def test_a_large_gradient_is_clipped_not_skipped() -> None:
+    """What is left of it has the direction it had and the norm it may have."""
+    held = {"a": torch.zeros(2, requires_grad=True)}
+    optimizer = Optimizer(held, OptimizerSpec(max_grad_norm=1.0, betas=(0.0, 0.9)))
+    held["a"].grad = torch.tensor([3e37, -4e37])
+
+    assert optimizer.step(math.sqrt(optimizer.squared_norm()))
+
+    torch.testing.assert_close(optimizer.moments["exp_avg"]["a"], torch.tensor([0.6, -0.8]))
 
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf])

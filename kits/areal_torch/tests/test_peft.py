@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,10 @@ def test_training_goes_on_with_what_peft_saved(base: Path, tmp_path: Path, scale
         ({"use_dora": True}, "use_dora"),
         ({"bias": "all"}, "bias"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights"),
+        ({"init_lora_weights": "olora"}, "init_lora_weights"),
+        ({"init_lora_weights": "gaussian", "lora_dropout": 0.5}, None),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
         ({"target_modules": "all-linear"}, None),
         ({"layers_to_transform": [1]}, "layers_to_transform"),
@@ -121,7 +126,11 @@ def test_an_adapter_that_is_more_than_b_a_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    "entry", [{"lora_bias": True}, {"layer_replication": [[0, 2]]}, {"alora_invocation_tokens": [5]}]
+    "entry",
+    [
+        *({"lora_bias": True}, {"layer_replication": [[0, 2]]}, {"alora_invocation_tokens": [5]}),
+        *({"use_qalora": True}, {"kasa_config": {"beta": 1.0}}, {"init_lora_weights": "nobody knows"}),
+    ],
 )
 def test_entries_that_make_another_model_are_refused_by_name(tmp_path: Path, entry: dict[str, Any]) -> None:
     """Also those that few versions of PEFT write."""
@@ -131,6 +140,27 @@ def test_entries_that_make_another_model_are_refused_by_name(tmp_path: Path, ent
     with pytest.raises(ModelError, match=r"is of another kind") as caught:
         plan_lora("actor", LoraSpec(path=str(tmp_path)))
     assert next(iter(entry)) in str(caught.value.why)
+
+
+@pytest.mark.parametrize("entry", [{"r": 0}, {"r": -1}, {"r": 4.0}, {"lora_alpha": True}, {"lora_alpha": math.nan}])
+def test_numbers_that_are_none_are_refused(tmp_path: Path, entry: dict[str, Any]) -> None:
+    """A rank has a row at least, and a scale is a number."""
+    says = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, "target_modules": ["q_proj"], **entry}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(says))
+
+    with pytest.raises(ModelError, match=r"is of another kind"):
+        plan_lora("actor", LoraSpec(path=str(tmp_path)))
+
+
+@pytest.mark.parametrize(("rank", "alpha"), [(2, 0.5), (8, 16 * 8**0.5), (3, 0.7), (7, 0.1), (4, 6.0)])
+def test_a_scale_is_written_and_read_to_the_bit(base: Path, tmp_path: Path, rank: int, alpha: float) -> None:
+    """An alpha need not be whole, nor a multiple of the rank: a state of the adapter still fits what begins again."""
+    ours = our_model(base, LoraSpec(rank=rank, alpha=alpha, targets=TARGETS))
+    lora.write_adapter(ours, str(base), whole, SingleRank(), tmp_path)
+
+    again = plan_lora("actor", LoraSpec(path=str(tmp_path / lora.ADAPTER_FOLDER)))
+
+    assert (again.rank, again.alpha, set(again.targets)) == (rank, alpha, set(TARGETS))
 
 
 def test_a_folder_of_another_model_or_another_rank_is_refused(base: Path, tmp_path: Path) -> None:

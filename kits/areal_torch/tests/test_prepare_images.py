@@ -152,6 +152,29 @@ def test_members_of_a_group_share_the_patches_of_their_image(folder: Path) -> No
     assert len({one.media[PIXEL_VALUES].data_ptr() for one in made}) == 1
 
 
+def test_images_that_begin_alike_are_told_apart(preparer: ImagePreparer) -> None:
+    """Screenshots whose upper part is the same, in files of more than 64 KiB."""
+    screens = [_screen(last) for last in (10, 200)]
+    same = next(place for place, pair in enumerate(zip(*screens, strict=False)) if pair[0] != pair[1])
+    assert same > 1 << 16
+
+    one, other = (preparer.prepare(trajectory([screen, (5,)])).media[PIXEL_VALUES] for screen in screens)
+    both = preparer.prepare(trajectory([*screens, (5,)])).media[PIXEL_VALUES]
+
+    assert not torch.equal(one, other)
+    assert torch.equal(both, torch.cat([one, other]))
+
+
+def _screen(last: int) -> bytes:
+    """Return a PNG file of noise whose last row of patches has one colour."""
+    side = IMAGE_SIDE * 16
+    rows = torch.randint(0, 256, (side, side, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    rows[-IMAGE_SIDE:] = last
+    stream = io.BytesIO()
+    Image.frombytes("RGB", (side, side), rows.numpy().tobytes()).save(stream, "PNG")
+    return stream.getvalue()
+
+
 class _Counting:
     def __init__(self, whole: Any, calls: list[int]) -> None:
         self.merge_size, self._whole, self._calls = whole.merge_size, whole, calls

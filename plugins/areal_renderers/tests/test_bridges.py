@@ -172,6 +172,10 @@ def test_the_mark_of_a_cut_is_a_character_like_any_other() -> None:
     assert f"user\n{text}<|im_end|>\n" in renderer.text(renderer.render([user(text)]))
 
 
+NESTED = ToolCall(name="f", arguments="[" * 9000)
+"""More lists in lists than Python reads."""
+
+
 @pytest.mark.parametrize(
     ("template", "messages", "tools", "words"),
     [
@@ -185,6 +189,7 @@ def test_the_mark_of_a_cut_is_a_character_like_any_other() -> None:
         ("qwen3", [{"role": "user", "content": [{"type": "image_url"}]}], (), "a content that renderers do not write"),
         ("qwen3", [user("\ud800")], (), "cannot be encoded"),
         ("qwen2_5", [user("."), Answer(content="", calls=[ToolCall(name="f", arguments="[")]).message], (), "not JSON"),
+        ("qwen2_5", [user("."), Answer(content="", calls=[NESTED]).message], (), "not JSON"),
     ],
 )
 def test_what_has_no_place_is_refused_by_name(template: str, messages: Any, tools: Any, words: str) -> None:

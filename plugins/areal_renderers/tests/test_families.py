@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from areal_agentic.renderer import BoundRenderer, Renderer
+from areal_agentic.renderer import Answer, BoundRenderer, Renderer
 from areal_core.contract.errors import DatasetError
 from areal_renderers.auto import AutoRenderer
 from areal_renderers.bound import BoundTemplate
@@ -52,6 +53,22 @@ def test_a_family_is_found_by_its_proof(template: str, renderers: dict[str, Boun
     assert TEMPLATES[template] == renderers[template].name
     assert isinstance(AutoRenderer(), Renderer)
     assert isinstance(renderers[template], BoundRenderer)
+
+
+def test_a_prompt_may_open_the_thoughts_and_an_answer_may_have_none() -> None:
+    """A template that opens thoughts, and writes an empty block where there were none, is proven like any other."""
+    own = family_tokenizer("qwen3")
+    opening = copy.deepcopy(own)
+    asked = own.chat_template.index("{%- if add_generation_prompt %}")
+    opens = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}"
+    opening.chat_template = own.chat_template[:asked] + opens
+
+    renderer = AutoRenderer().bind(opening)
+
+    assert isinstance(renderer, BoundTemplate)
+    assert renderer.name == "qwen3"
+    output = opening.encode("Sums.\n</think>\n\n3<|im_end|>", add_special_tokens=False)
+    assert Answer(content="3", thoughts="Sums.") == renderer.parse(output)
 
 
 @each_template

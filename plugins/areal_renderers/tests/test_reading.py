@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from areal_agentic.renderer import Answer
 from areal_core.contract.optional import ToolCall
 from areal_renderers.auto import AutoRenderer
+from areal_renderers.ordinary import Encoder
 from areal_renderers.proof import TOOLS
 from areal_renderers.testing.tokenizers import TEMPLATES, family_tokenizer
 
@@ -19,6 +20,8 @@ CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 UNSAID = '<tool_call>{"name": "f"}</tool_call>'
 NAMELESS = '<tool_call>\n{"name": 1, "arguments": []}\n</tool_call>'
 KEYLESS = "<tool_call>look_up\n<arg_key>city\n</tool_call>"
+ENDING = '<tool_call>\n{"name": "look_up", "arguments": {"city": "a </tool_call> b"}}\n</tool_call>'
+SPOKEN = ToolCall(name="look_up", arguments='{"city": "a </tool_call> b"}')
 
 OUTPUTS = [
     ("qwen3", "Hello", Answer(content="Hello")),
@@ -81,6 +84,25 @@ OUTPUTS = [
     ("gptoss", "<|channel|>analysis<|message|>a", Answer(content="", thoughts="a")),
     ("gptoss", "Hello", Answer(content="Hello")),
     ("smollm2", "<think>a</think>b", Answer(content="<think>a</think>b")),
+    ("qwen3", f"Say <tool_call> first.\n{ENDING}", Answer(content="Say <tool_call> first.", calls=[SPOKEN])),
+    (
+        "glm4moe",
+        "Say <tool_call> first.\n<tool_call>look_up\n<arg_key>city</arg_key>\n<arg_value>a </tool_call> b</arg_value>\n"
+        "</tool_call>",
+        Answer(content="Say <tool_call> first.", calls=[SPOKEN]),
+    ),
+    (
+        "glm4moe",
+        '<tool_call>add\n<arg_key>values</arg_key>\n<arg_value>["</arg_value>"]</arg_value>\n</tool_call>',
+        Answer(content="", calls=[ToolCall(name="add", arguments='{"values": ["</arg_value>"]}')]),
+    ),
+]  # fmt: skip
+
+SPELLED = [
+    ("gptoss", "<|channel|>final<|message|>", "a <|end|> b <|call|> c"),
+    ("gptoss", "<|channel|>final<|message|>", "<|channel|>commentary to=functions.add<|message|>{}<|call|>"),
+    ("deepseekv3", "</think>", f'{CALLS}{BEGIN}look_up{SEP}{{"city": "Rome"}}{END}{CALLS_END}'),
+    ("llama3_1", "", '<|python_tag|>{"name": "look_up", "parameters": {"city": "Rome"}}'),
 ]  # fmt: skip
 
 
@@ -91,6 +113,16 @@ def test_an_output_is_read_in_the_way_of_its_family(template: str, text: str, an
     renderer = AutoRenderer().bind(tokenizer)
 
     assert answer == renderer.parse(tokenizer.encode(text, add_special_tokens=False), tools=TOOLS)
+
+
+@pytest.mark.parametrize(("template", "opening", "text"), SPELLED)
+def test_control_tokens_that_an_output_spells_are_text(template: str, opening: str, text: str) -> None:
+    """Ordinary tokens that read like control tokens end nothing and call nothing: they are content as it stands."""
+    tokenizer = family_tokenizer(template)
+    renderer, encoder = AutoRenderer().bind(tokenizer), Encoder(tokenizer)
+    output = [*encoder.ids(opening), *encoder.ids(encoder.written(text))]
+
+    assert Answer(content=text) == renderer.parse(output, tools=TOOLS)
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

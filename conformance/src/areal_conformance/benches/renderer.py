@@ -10,6 +10,7 @@ Does not know: how any model writes conversations.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -81,10 +82,16 @@ class Bound:
         """Return the text of tokens, special ones with them."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def num_special(self, ids: Sequence[int]) -> int:
-        """Return how many of these tokens are special ones."""
-        special = {number for number, token in self.tokenizer.added_tokens_decoder.items() if token.special}
-        return sum(token in special for token in ids)
+    @property
+    def controls(self) -> dict[int, str]:
+        """Return the tokens that no text of a message becomes: special ones, and added ones with bars in them."""
+        added = self.tokenizer.added_tokens_decoder.items()
+        return {number: str(one) for number, one in added if one.special or _barred(str(one))}
+
+    def controlling(self, ids: Sequence[int]) -> list[int]:
+        """Return those of these tokens that are control tokens, in their order."""
+        controls = self.controls
+        return [token for token in ids if token in controls]
 
     def rendered(self, messages: Sequence[Json], tools: Sequence[Json] = (), *, ask: bool = True) -> list[int] | None:
         """Return the tokens that the renderer gives, None where it has no place for this and says so."""
@@ -94,11 +101,14 @@ class Bound:
             expect(error.what, f"{self.kind}: a conversation is refused without a word: {list(messages)}")
             return None
 
-    def turns(self, talks: Iterator[Talk]) -> Iterator[Turn]:
-        """Yield the answers of conversations as the template writes them, where renderer and template write them."""
+    def turns(self, talks: Iterator[Talk], *, ended: bool = True) -> Iterator[Turn]:
+        """Yield the answers of conversations as the template writes them, where renderer and template write them.
+
+        Those that no token ends before what follows are left out without `ended`, else they break the contract.
+        """
         for talk in talks:
             for asked, answer, then in talk.turns():
-                made = self._turn(asked, answer, then)
+                made = self._turn(asked, answer, then, ended=ended)
                 if made is not None:
                     yield made
 
@@ -107,14 +117,18 @@ class Bound:
         asked, answer, then = next(turn for talk in talks for turn in talk.turns())
         return Turn(asked=asked, answer=answer, then=then, prompt_ids=[], output_ids=[])
 
-    def _turn(self, asked: Talk, answer: Json, then: tuple[Json, ...]) -> Turn | None:
+    def _turn(self, asked: Talk, answer: Json, then: tuple[Json, ...], *, ended: bool) -> Turn | None:
         prompt = self._written(asked.messages, asked.tools, ask=True)
         whole = self._written((*asked.messages, answer), asked.tools, ask=False)
         if prompt is None or whole is None or whole[: len(prompt)] != prompt:
             return None
         behind = whole[len(prompt) :]
         ends = [place for place, token in enumerate(behind) if token in self.renderer.stop_token_ids]
-        output = behind[: ends[0] + 1] if ends else [*behind, self._opens_the_next(asked, answer, then)]
+        end = behind[ends[0]] if ends else self._opens_the_next(asked, answer, then)
+        if end is None:
+            expect(not ended, f"{self.kind}: none of the tokens that end an answer ends {self.decoded(behind)!r}")
+            return None
+        output = [*(behind[: ends[0]] if ends else behind), end]
         return Turn(asked=asked, answer=answer, then=then, prompt_ids=prompt, output_ids=output)
 
     def said_in(self, turn: Turn) -> Json:
@@ -135,8 +149,8 @@ class Bound:
         texts = [self._written((*turn.asked.messages, one), turn.asked.tools, ask=False) for one in (said, turn.answer)]
         return texts[0] != texts[1]
 
-    def _opens_the_next(self, asked: Talk, answer: Json, then: tuple[Json, ...]) -> int:
-        """Return the token that opens the message behind an answer: in some families it ends the answer.
+    def _opens_the_next(self, asked: Talk, answer: Json, then: tuple[Json, ...]) -> int | None:
+        """Return the token that opens the message behind an answer, if it is one that ends answers in some families.
 
         It is found where nobody thinks, as a message may change which thoughts before it are written.
         """
@@ -145,9 +159,7 @@ class Bound:
         alone = self._written(silent, asked.tools, ask=False) or []
         longer = self._written([*silent, *then], asked.tools, ask=False) or []
         following = longer[len(alone) : len(alone) + 1] if longer[: len(alone)] == alone else []
-        if not set(following) & self.renderer.stop_token_ids:
-            raise Violation(f"{self.kind}: none of the tokens that end an answer ends {self.decoded(alone)!r}")
-        return following[0]
+        return next((token for token in following if token in self.renderer.stop_token_ids), None)
 
     def _written(self, messages: Sequence[Json], tools: Sequence[Json], *, ask: bool) -> list[int] | None:
         """Return the tokens of a conversation: of the template if there is one, else of the renderer."""
@@ -211,6 +223,17 @@ class RendererBench(Bench):
         found = tiny_tokenizer(kind) if tokenizer is None else tokenizer
         return Bound(kind=kind, tokenizer=found, renderer=self.fresh().bind(found))
 
+    def ended_otherwise(self) -> Iterator[Bound]:
+        """Yield the renderer on tokenizers whose end token is none that their templates write, where it binds them."""
+        for bound in self.bounds:
+            own = bound.tokenizer
+            if not own.chat_template or own.pad_token_id in (None, own.eos_token_id):
+                continue
+            other = copy.deepcopy(own)
+            other.eos_token = other.pad_token
+            with contextlib.suppress(DatasetError):
+                yield self.bind(f"{bound.kind}, ending texts with {other.eos_token}", other)
+
     def talks(self, seed: int, count: int = NUM_TALKS, **more: Any) -> Iterator[Talk]:
         """Yield conversations. Any: what `conversations` takes."""
         return conversations(seed, count, **more)
@@ -243,6 +266,10 @@ class RendererBench(Bench):
         """Note something once."""
         if note not in self.notes:
             self.notes.append(note)
+
+
+def _barred(text: str) -> bool:
+    return len(text) > 1 and any(bar in text for bar in ("|", "\uff5c"))
 
 
 def difference(bound: Bound, due: Sequence[int], seen: Sequence[int]) -> str:

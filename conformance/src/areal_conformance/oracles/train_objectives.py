@@ -184,14 +184,28 @@ TOLD = 160
 
 
 class Telling(Gain):
-    """As Gain, with as many metrics as an algorithm that tells much has."""
+    """As Gain, with as many metrics as an algorithm that tells much has, extremes among them."""
 
     def loss(self, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> tuple[Tensor, Mapping[str, Sum]]:
         """Return the share of the loss, and metrics."""
         loss, metrics = super().loss(columns, batch, normalizer)
         trained = float(batch.tokens["loss_mask"].sum())
         many = {f"told/of_number_{at:03d}": Sum(value=at * trained, weight=trained) for at in range(TOLD)}
+        inside = batch.tokens["advantages"][batch.tokens["loss_mask"]]
+        if len(inside):
+            ends = {"_min": inside.min(), "_max": inside.max()}
+            many |= {f"told/advantage{name}": Sum(value=float(end), weight=1.0) for name, end in ends.items()}
         return loss, {**metrics, **many}
+
+
+LONG_NAME = "a column whose name is long " * 400
+"""What names it is longer than two pages of memory."""
+
+
+class Asking(Gain):
+    """As Gain, with a column of a long name."""
+
+    columns = Gain.columns | {LONG_NAME}
 
 
 class DrawingGain(Gain):
@@ -220,6 +234,7 @@ class Dying(Gain):
 OBJECTIVES: Mapping[str, Any] = {
     "gain": Gain,
     "telling": Telling,
+    "asking": Asking,
     "values": ValueRegression,
     "drawing": DrawingGain,
     "dying": Dying,

@@ -113,6 +113,19 @@ def _swapped(old: str, new: str) -> Callable[[str], str]:
     return swap
 
 
+_THOUGHTS = "\n        {%- if message.reasoning_content and loop.index0 > ns.last %}"
+
+OPENING: Mapping[str, str] = MappingProxyType(
+    {
+        "opening": _swapped("assistant\\n' }}{%- endif %}", "assistant\\n<think>\\n' }}{%- endif %}")(
+            THINKING.replace(_THOUGHTS, _THOUGHTS.replace("message.reasoning_content and ", "")).replace(
+                "message.reasoning_content.strip", "(message.reasoning_content or '').strip"
+            )
+        )
+    }
+)
+"""Kinds that a renderer is bound to where its adapter names them: as `thinking`, and the prompt opens the thoughts."""
+
 STRANGE: Mapping[str, Callable[[str], str]] = MappingProxyType(
     {
         "another default system message": _swapped(SYSTEM, SYSTEM[:-1] + "!"),
@@ -149,8 +162,8 @@ FORGETFUL: Mapping[str, str] = MappingProxyType(
 
 @functools.cache
 def tiny_tokenizer(kind: str) -> Any:
-    """Return a tokenizer: of a kind of `TEMPLATES`, or what a function returns, `module:function` or with an argument,
-    `module:function:argument`. Any: transformers' own.
+    """Return a tokenizer: of a kind of `TEMPLATES` or `OPENING`, or what a function returns: `module:function`, or with
+    an argument `module:function:argument`. Any: transformers' own.
 
     Raises:
         HarnessError: there is no such kind, or no such function.
@@ -162,9 +175,10 @@ def tiny_tokenizer(kind: str) -> Any:
             return getattr(importlib.import_module(module), name)(*argument)
         except (ImportError, AttributeError) as error:
             raise HarnessError(f"the adapter names the tokenizer {kind!r}: {error}") from error
-    if kind not in TEMPLATES:
-        raise HarnessError(f"there is no tokenizer {kind!r}: kinds are {', '.join(TEMPLATES)}, or module:function")
-    return with_template(TEMPLATES[kind])
+    known = {**TEMPLATES, **OPENING}
+    if kind not in known:
+        raise HarnessError(f"there is no tokenizer {kind!r}: kinds are {', '.join(known)}, or module:function")
+    return with_template(known[kind])
 
 
 def with_template(template: str) -> Any:

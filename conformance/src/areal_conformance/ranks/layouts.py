@@ -14,6 +14,7 @@ from areal_conformance.outcome import Inconclusive, expect
 from areal_core.config.backend import parse_backend
 
 if TYPE_CHECKING:
+    from areal_conformance.adapter import Variant
     from areal_conformance.benches.train import TrainBench
 
 CLAIMS: Mapping[str, str] = {
@@ -74,6 +75,14 @@ def looked_at(bench: TrainBench, program: str, **arguments: Any) -> Iterator[Ans
         yield layout, bench.looked(program, 2, layout=layout, **arguments)
 
 
+def varied(bench: TrainBench, world_size: int = 2) -> Iterator[tuple[str, Variant, dict[str, int]]]:
+    """Yield each variant of the adapter with each of its layouts of that many ranks."""
+    for name, variant in bench.target.adapter.variants.items():
+        for layout in map(layout_of, variant.layouts):
+            if _num_ranks(layout) == world_size:
+                yield name, variant, layout
+
+
 def layout_of(text: str) -> dict[str, int]:
     """Return a layout written as in a backend string."""
     return dict(parse_backend(f"any:{text}").layout)
@@ -96,10 +105,15 @@ def _claimed(bench: TrainBench, world_size: int) -> list[dict[str, int]]:
     found = []
     for text in bench.target.adapter.layouts:
         layout = layout_of(text)
-        fits = math.prod(degree for axis, degree in layout.items() if axis != "e") == world_size
-        if fits and all(bench.target.claimed(CLAIMS[axis]) for axis, degree in layout.items() if degree > 1):
+        if _num_ranks(layout) == world_size and all(
+            bench.target.claimed(CLAIMS[axis]) for axis, degree in layout.items() if degree > 1
+        ):
             found.append(layout)
     return found
+
+
+def _num_ranks(layout: Mapping[str, int]) -> int:
+    return math.prod(degree for axis, degree in layout.items() if axis != "e")
 
 
 def no_gap(gap: tuple[float, str], what: str) -> None:
@@ -128,7 +142,12 @@ def same_report(
         expect(expected[name] == actual[name], told)
     one, several = expected["metrics"], actual["metrics"]
     expect(set(one) == set(several), f"{where}: metrics are {sorted(several)} on several ranks, {sorted(one)} on one")
-    for name in sorted({*one} - {"tokens", "long", "only_first"}):
+    extremes = {name for name in one if name.endswith(("_min", "_max"))}
+    for name in sorted(extremes):
+        (value, weight), (other, counted) = one[name], several[name]
+        if weight == counted == 1.0:  # an engine that adds extremes tells so by a weight that is larger
+            close(value, other, loss.atol, loss.rtol, f"{where}: the extreme {name!r}")
+    for name in sorted({*one} - {"tokens", "long", "only_first"} - extremes):
         for part, left, right in zip(("value", "weight"), one[name], several[name], strict=True):
             close(left, right, loss.atol, loss.rtol, f"{where}: {part} of metric {name!r}")
     for name in {"tokens", "long"} & {*one}:  # one entry per micro-batch, so the weight depends on their number

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from areal_conformance.ranks.layouts import named
 from areal_core.contract.train import TrainEngine
 
 _CLAIM = "checkpoint.background"
+_PATIENCE_S, _LOOK_S = 10.0, 0.01
 _WAYS = ("cut", "emptied", "overwritten", "removed")
 _SCHEDULE = attrs.evolve(OPTIMIZER, schedule="linear", warmup_steps=2, total_steps=10, min_lr_ratio=0.1)
 """Warm-up and decay, so that a step count that is lost shows in the learning rate."""
@@ -234,6 +236,7 @@ def background_full(bench: RankBench, layout: dict[str, int], rows: Rows, *, vic
         def begin_and_finish() -> None:
             engine.begin_state(path)
             out["between"] = _steps(engine, [mine])[0]
+            out["written"] = _written(bench, engine)
             engine.finish_state()
 
         out: dict[str, Any] = {}
@@ -263,6 +266,14 @@ def spoil(file: Path, way: str) -> None:
             file.write_bytes(b"\xff" * len(data))
         case _:
             file.unlink()
+
+
+def _written(bench: RankBench, engine: Any) -> bool:
+    """Wait a while until this rank has nothing left to write; tell whether it has. Any: an optional method."""
+    deadline = bench.deadline(_PATIENCE_S)
+    while not engine.state_written() and deadline.left():
+        time.sleep(_LOOK_S)
+    return bool(engine.state_written())
 
 
 def _draw(bench: RankBench) -> float:

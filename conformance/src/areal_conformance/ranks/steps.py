@@ -14,7 +14,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from areal_conformance.oracles.train_objectives import OBJECTIVES
+from areal_conformance.oracles.train_objectives import LONG_NAME, OBJECTIVES
 from areal_conformance.ranks.answers import (
     SHAPES,
     Rows,
@@ -50,6 +50,7 @@ def train(
     shapes: list[list[int]] | None = None,
     small: str = "",
     variant: str = "",
+    factor: float = 1.0,
 ) -> dict[str, Any]:
     """Make one step per plan; on rank 0 tell also what one rank made of the same batches.
 
@@ -61,6 +62,7 @@ def train(
         shapes: prompt and generated tokens of each sequence, instead of SHAPES.
         small: what the thresholds count that are made small on several ranks; one rank by itself has them as they are.
         variant: whose options several ranks have; one rank by itself has none.
+        factor: what advantages are multiplied by.
     """
     fields = {**(spec or {}), "optimizer": attrs.evolve(OPTIMIZER, **(optimizer or {}))}
     folder = bench.model(**(model or {}))
@@ -71,6 +73,7 @@ def train(
         )
         for number in range(len(plans))
     ]
+    batches = [batch.with_tokens(advantages=batch.tokens["advantages"] * factor) for batch in batches]
     with bench.varied(variant), bench.crossing(small), bench.engine(model=folder, layout=layout, **fields) as engine:
         out = placed(bench)
         out["reports"] = []
@@ -94,7 +97,7 @@ def train(
             ]
             return steps, begin, bench.sent(single), placed(bench)
 
-    key = f"{plans} {model} {optimizer} {spec} {objective} {trained} {shapes}"
+    key = f"{plans} {model} {optimizer} {spec} {objective} {trained} {shapes} {factor}"
     out["alone"], begin, reference, out["alone_placed"] = once(bench, key, alone)
     out["gap"], out["worst"] = gap(reference, sent)
     out["moved"] = min(float((reference[name] - begin[name]).abs().max()) for name in reference)
@@ -153,11 +156,13 @@ def spoiled(
 ) -> dict[str, Any]:
     """Make a call that is wrong on one rank only, then a right one."""
     batch = bench.batch(SHAPES)
+    batch = batch.with_tokens(**{LONG_NAME: torch.zeros(batch.num_tokens)}) if defect == "long_name" else batch
     with bench.engine(layout=layout, max_tokens_per_microbatch=20) as engine:
         good = shard(bench, batch, rows)
         wrong = _wrong(bench, good, defect) if bench.rank == bad else good
         before = bench.sent(engine)
-        out: dict[str, Any] = {"error": error_of(lambda: _call(engine, call, wrong))}
+        asks = "asking" if defect == "long_name" else "gain"
+        out: dict[str, Any] = {"error": error_of(lambda: _call(engine, call, wrong, asks))}
         bench.share()  # who never comes here hangs in the call
         out["unchanged"] = gap(before, bench.sent(engine))[0] == 0.0
         out["next"] = told(engine.train_step(good, OBJECTIVES["gain"]()))
@@ -255,8 +260,9 @@ def _wait(bench: RankBench, late: int | None, number: int) -> None:
 
 
 def _wrong(bench: RankBench, good: Batch, defect: str) -> Batch:
-    if defect == "missing_column":
-        columns = {str(name): column for name, column in good.tokens.items() if name != "advantages"}
+    if defect in ("missing_column", "long_name"):
+        lacking = "advantages" if defect == "missing_column" else LONG_NAME
+        columns = {str(name): column for name, column in good.tokens.items() if name != lacking}
         return Batch.of(columns, {str(name): column for name, column in good.sequences.items()}, good.lengths)
     if defect == "unknown_token":
         ids = good.tokens["input_ids"].clone()
@@ -266,11 +272,11 @@ def _wrong(bench: RankBench, good: Batch, defect: str) -> Batch:
     return long if defect == "too_long" else good
 
 
-def _call(engine: TrainEngine, call: str, batch: Batch) -> None:
+def _call(engine: TrainEngine, call: str, batch: Batch, objective: str) -> None:
     if call == "forward":
         engine.forward(batch, frozenset({Output.LOGPROBS}))
     else:
-        engine.train_step(batch, OBJECTIVES["gain"]())
+        engine.train_step(batch, OBJECTIVES[objective]())
 
 
 def _alone_step(bench: RankBench, batch: Batch, **fields: Any) -> dict[str, Any]:

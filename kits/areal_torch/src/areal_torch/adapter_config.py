@@ -6,6 +6,7 @@ Does not know: tensors.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from areal_core.config.model_folder import local_folder, read_json
@@ -17,8 +18,12 @@ _OTHER = (
     *("bias", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "layers_to_transform"),
     *("fan_in_fan_out", "trainable_token_indices", "target_parameters"),
     *("lora_bias", "layer_replication", "alora_invocation_tokens"),
+    *("use_qalora", "use_bdlora", "arrow_config", "kasa_config", "monteclora_config"),
 )
 """Entries of adapter_config.json that, unless empty, make another model than W + scale B A."""
+_BEGINNING = "init_lora_weights"
+_SAME_BASE = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+"""How A and B may have begun; any other way takes what they began as from W (pissa, olora, corda, loftq, lora_ga)."""
 
 
 def read_lora(key: str, path: str, by_engine: bool = False) -> LoraSpec:
@@ -42,8 +47,9 @@ def read_lora(key: str, path: str, by_engine: bool = False) -> LoraSpec:
     rank: Any = found.get("r")  # Any: json
     alpha: Any = found.get("lora_alpha")
     targets: Any = found.get("target_modules")
-    plain = type(rank) is int and isinstance(alpha, int | float) and isinstance(targets, list)
+    plain = type(rank) is int and rank > 0 and _is_number(alpha) and isinstance(targets, list)
     odd = [entry for entry in others if found.get(entry) not in (None, False, "none") and found[entry]]
+    odd += [] if found.get(_BEGINNING) in _SAME_BASE else [_BEGINNING]
     if not plain or odd or found.get("peft_type") != "LORA":
         raise ModelError(
             f"the adapter in {key} {path!r} is of another kind",
@@ -53,3 +59,7 @@ def read_lora(key: str, path: str, by_engine: bool = False) -> LoraSpec:
         )
     scale = rank**0.5 if found.get("use_rslora") else 1.0
     return LoraSpec(rank=rank, alpha=alpha * scale, targets=sorted(targets), path=str(folder.absolute()))
+
+
+def _is_number(alpha: Any) -> bool:
+    return isinstance(alpha, int | float) and not isinstance(alpha, bool) and math.isfinite(alpha)

@@ -149,9 +149,10 @@ class _Writing:
                 self._discard()
 
     def _discard(self) -> None:
-        """Remove this rank's files; whoever comes last removes the folder."""
+        """Remove this rank's files, where they are still there; whoever comes last removes the folder."""
         for name in self._files:
-            (self.partial / name).unlink(missing_ok=True)
+            with suppress(OSError):
+                (self.partial / name).unlink()
         with suppress(OSError):
             self.partial.rmdir()
 

@@ -34,13 +34,13 @@ _A, _B = "lora_A", "lora_B"
 
 
 class LoraLinear(nn.Linear):
-    """W x + scale B A x. W keeps its name; A [rank, in] and B [out, rank] stand beside it."""
+    """W x + (alpha / rank) B A x. W keeps its name; A [rank, in] and B [out, rank] stand beside it."""
 
-    def __init__(self, base: nn.Linear, rank: int, scale: float) -> None:
+    def __init__(self, base: nn.Linear, rank: int, alpha: float) -> None:
         """Take over the parameters of `base`. A and B are zero."""
         super().__init__(base.in_features, base.out_features, bias=base.bias is not None, device="meta")
         self.weight, self.bias = base.weight, base.bias
-        self.scale = scale
+        self.alpha, self.scale = alpha, alpha / rank
         like = base.weight
         self.lora_A = nn.Parameter(torch.zeros(rank, base.in_features, device=like.device, dtype=like.dtype))
         self.lora_B = nn.Parameter(torch.zeros(base.out_features, rank, device=like.device, dtype=like.dtype))
@@ -88,9 +88,7 @@ def serve_adapter(model: hf.Model, spec: LoraSpec) -> None:
 
 def _put(model: hf.Model, spec: LoraSpec) -> list[LoraLinear]:
     """Put an A and a B of zeros on every layer the spec names; return these layers in the model's order."""
-    adapted = {
-        name: LoraLinear(base, spec.rank, spec.alpha / spec.rank) for name, base in _targets(model, spec).items()
-    }
+    adapted = {name: LoraLinear(base, spec.rank, spec.alpha) for name, base in _targets(model, spec).items()}
     for name, layer in adapted.items():
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, layer)
@@ -231,7 +229,6 @@ def write_adapter(
 def _peft_config(model: hf.Model, layers: dict[str, LoraLinear], base: str) -> dict[str, Any]:  # Any: json
     """Return adapter_config.json. Layers are named by their ends where these name no other layer."""
     first = next(iter(layers.values()))
-    rank = first.lora_A.shape[0]
     ends = _ends(layers)
     linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
     meant = {name for name in linears if name.rpartition(".")[2] in ends}
@@ -239,8 +236,8 @@ def _peft_config(model: hf.Model, layers: dict[str, LoraLinear], base: str) -> d
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
-        "r": rank,
-        "lora_alpha": first.scale * rank,
+        "r": first.lora_A.shape[0],
+        "lora_alpha": first.alpha,
         "lora_dropout": 0.0,
         "bias": "none",
         "target_modules": ends if meant == set(layers) else sorted(layers),

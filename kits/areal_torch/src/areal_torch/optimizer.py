@@ -7,7 +7,7 @@ Does not know: how a gradient came about, or the norm over other ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,6 +18,10 @@ from areal_core.contract.train import OptimizerSpec
 from areal_torch.pieces import Box, box_of
 
 SCHEDULES = ("constant", "linear", "cosine")
+_SMALL, _LARGE = 1e-15, 1e18
+"""Between these a norm is what float32 makes of squares: no square that counts overflows or vanishes."""
+_MOST = 126
+"""Exponent of a power of two that is an ordinary float32, and one divided by it too."""
 
 
 class Optimizer:
@@ -72,8 +76,7 @@ class Optimizer:
 
     def squared_norm(self) -> float:
         """Return the squared norm of the part of the gradient that this rank answers for: ranks add up to the whole."""
-        grads = self.gradients(self._answered)
-        return float(torch.nn.utils.get_total_norm(grads).double().square()) if grads else 0.0
+        return squared_norm(self.gradients(self._answered))
 
     @torch.no_grad()
     def step(self, norm: float) -> bool:
@@ -116,6 +119,23 @@ class Optimizer:
     def gradients(self, names: Iterable[str]) -> list[Tensor]:
         grads = [self.parameters[name].grad for name in names]
         return [local(grad) for grad in grads if grad is not None]
+
+
+@torch.no_grad()
+def squared_norm(tensors: Sequence[Tensor]) -> float:
+    """Return the sum of all squares, infinite or nan only where a number is: also where its square is no float32."""
+    if not tensors:
+        return 0.0
+    norm = float(torch.nn.utils.get_total_norm(tensors))
+    if _SMALL < norm < _LARGE:
+        return norm**2
+    largest = float(torch.nn.utils.get_total_norm(tensors, math.inf))
+    if not 0.0 < largest < math.inf:
+        return largest
+    _, exponent = math.frexp(largest)
+    scale = 2.0 ** max(-_MOST, min(_MOST, -exponent))
+    norms = [float(torch.linalg.vector_norm(tensor * scale)) for tensor in tensors]
+    return math.fsum((norm / scale) ** 2 for norm in norms)
 
 
 def local(tensor: Tensor) -> Tensor:

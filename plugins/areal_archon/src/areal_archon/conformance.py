@@ -35,14 +35,16 @@ ADAPTER = Adapter(
         "layers": Variant(options={"wrap": "layer", "reshard_after_forward": "always"}, shows=_units),
         "kept": Variant(options={"wrap": "layer", "reshard_after_forward": "never", "reduce_every_microbatch": False}),
         "products_kept": Variant(options={"activation_checkpointing": "selective"}),
-        "whole_sequences": Variant(options={"sequence_parallel": False}, layouts=("t2",)),
+        "whole_sequences": Variant(options={"sequence_parallel": False}, layouts=("t2", "d2t2")),
         "experts_apart": Variant(
             options={"wrap": "layer", "reduce_every_microbatch": False},
             layouts=("d2e2",),
             model={"kind": "qwen3_moe"},
         ),
         "interleaved": Variant(
-            options={"pipeline_schedule": "Interleaved1F1B", "stages_per_rank": 2}, layouts=("p2",), model=_FOUR
+            options={"pipeline_schedule": "Interleaved1F1B", "stages_per_rank": 2},
+            layouts=("p2", "d2p2"),
+            model=_FOUR,
         ),
         "zero_bubble": Variant(  # of four stages two have nothing but layers, each a unit
             options={"pipeline_schedule": "ZBVZeroBubble", "stages_per_rank": 2, "wrap": "layer"},

@@ -58,7 +58,7 @@ ADAPTER = Adapter(
             options={"wrap": "layer", "reshard_after_forward": False, "reduce_every_microbatch": False},
             layouts=("d2", "t2", "c2"),
         ),
-        "replicas": Variant(options={"replicas": 2}, layouts=("d2",)),
+        "replicas": Variant(options={"replicas": 2}, layouts=("d2", "d4")),
     },
     bounds={
         "wrap": Bounds(takes=("auto", "layer", "root"), refuses=("", "Layer", "none")),

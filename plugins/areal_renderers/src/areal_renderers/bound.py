@@ -103,6 +103,7 @@ class BoundTemplate:
         try:
             prompt = self.template.text(history, tools, ask=True)
             reading = self._reading(said, self.opened and prompt.rstrip().endswith(OPEN), tools)
+            said = self._encoder.plain(said)
             rest = self._strict(prompt, history, said, reading, messages, tools)
             if rest is None and keep_thoughts:
                 rest = self._without_thoughts(history, reading, messages, tools)
@@ -121,15 +122,21 @@ class BoundTemplate:
         return ids[1:] if ids[0] == ended or (keep_thoughts and self._style.end_of) else None
 
     def _said(self, output_ids: Sequence[int]) -> str:
-        """Return the text of an output without what ended it."""
+        """Return the text of an output without what ended it, marked where ordinary tokens spell a control token."""
         ids = list(output_ids)
         while ids and ids[-1] in self.stop_token_ids:
             ids.pop()
-        return self._encoder.text(ids)
+        return self._encoder.said(ids)
 
     def _reading(self, said: str, opened: bool, tools: Sequence[Tool]) -> Reading:
         reading = self._style.thoughts(said, opened)
-        return evolve(reading, answer=self._style.calls(reading.answer, tools)) if reading.closed else reading
+        answer = self._style.calls(reading.answer, tools) if reading.closed else reading.answer
+        return evolve(reading, answer=self._unmarked(answer))
+
+    def _unmarked(self, answer: Answer) -> Answer:
+        plain = self._encoder.plain
+        calls = [evolve(call, name=plain(call.name), arguments=plain(call.arguments)) for call in answer.calls]
+        return Answer(content=plain(answer.content), thoughts=plain(answer.thoughts), calls=calls)
 
     def _opens(self, messages: Sequence[Message]) -> bool:
         try:

@@ -6,6 +6,8 @@ Does not know: any check.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from areal_agentic.renderer import Renderer
 from areal_conformance.adapter import Adapter, Variant
 
@@ -26,9 +28,22 @@ def _written(renderer: Renderer) -> str:
 
 def _spoken(renderer: Renderer) -> str:
     """Return what stands before a question, by a template that has a variable and a switch."""
-    from areal_conformance.probes.tokenizers import CHATML, with_template
+    from areal_conformance.probes.tokenizers import CHATML
 
-    tokenizer = with_template(_SPEAKING + CHATML)
+    return _before(renderer, CHATML)
+
+
+def _spoken_thinking(renderer: Renderer) -> str:
+    """Return the same by a template of a model that thinks."""
+    from areal_conformance.probes.tokenizers import THINKING
+
+    return _before(renderer, THINKING)
+
+
+def _before(renderer: Renderer, template: str) -> str:
+    from areal_conformance.probes.tokenizers import with_template
+
+    tokenizer = with_template(_SPEAKING + template)
     whole = str(tokenizer.decode(renderer.bind(tokenizer).render([{"role": "user", "content": "stone"}])))
     return whole.partition("<|im_start|>")[0]
 
@@ -44,16 +59,22 @@ def _read(renderer: Renderer) -> tuple[str, str, list[str]]:
 
 _THOUGHTS, _CALL = "<think>\nab\n</think>\n\n", '\n<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
 _SPEAKING = "{{- tone }}{%- if enable_thinking is defined %}{{- 'think' if enable_thinking else 'hush' }}{%- endif %}"
-_OF_TEMPLATES = {
-    "template": Variant(options={"template": {"tone": "low"}}, shows=_spoken, gives="low"),
-    "enable_thinking": Variant(
-        options={"enable_thinking": False},
-        shows=_spoken,
-        gives="hush",
-        again=False,  # the suite's own templates have no such switch
-    ),
-}
-AUTO = Adapter(tokenizers=("chatml", "thinking"), variants=_OF_TEMPLATES)
+
+
+def _of_templates(shows: Callable[[Renderer], str]) -> dict[str, Variant]:
+    return {
+        "template": Variant(options={"template": {"tone": "low"}}, shows=shows, gives="low"),
+        "enable_thinking": Variant(
+            options={"enable_thinking": False},
+            shows=shows,
+            gives="hush",
+            again=False,  # the suite's own templates have no such switch
+        ),
+    }
+
+
+_OF_TEMPLATES = _of_templates(_spoken)
+AUTO = Adapter(tokenizers=("chatml", "thinking", "opening"), variants=_OF_TEMPLATES)
 PLAIN = Adapter(
     tokenizers=("bare",),
     options={"": {"prefixes": {"user": "Q: ", "assistant": "A:"}, "separator": "\n"}},
@@ -84,7 +105,10 @@ TEMPLATE = Adapter(
         "calls": Variant(options={"calls": "none"}, shows=_read, gives=(f"ba{_CALL}", "ab", []), again=False),
     },
 )
-QWEN3 = Adapter(tokenizers=("thinking", f"{_FAMILY}:qwen3", f"{_FAMILY}:qwen3_training"))
+QWEN3 = Adapter(
+    tokenizers=("thinking", "opening", f"{_FAMILY}:qwen3", f"{_FAMILY}:qwen3_training"),
+    variants=_of_templates(_spoken_thinking),
+)
 QWEN2_5 = Adapter(tokenizers=("chatml", f"{_FAMILY}:qwen2_5", f"{_FAMILY}:qwen3_instruct_2507"), variants=_OF_TEMPLATES)
 CHATML = Adapter(tokenizers=(f"{_FAMILY}:smollm2",))
 LLAMA3 = Adapter(tokenizers=(f"{_FAMILY}:llama3", f"{_FAMILY}:llama3_1", f"{_FAMILY}:llama3_2"))

@@ -111,7 +111,7 @@ def deep(value: Any, written: Callable[[str], str]) -> Any:
 def _object(text: str, name: str) -> Json:
     try:
         found = json.loads(text)
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         raise DatasetError(f"the arguments of a call of {name!r} are not JSON", why=str(exc)) from exc
     if not isinstance(found, dict):
         raise DatasetError(f"the arguments of a call of {name!r} are no JSON object", why=f"they are {text[:60]!r}")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from areal_core.contract.errors import DatasetError
@@ -41,12 +42,13 @@ class Encoder:
         or `<tool_call>`, are words that prompts explain to a model; they become tokens wherever they stand."""
         longest = sorted(self.controls, key=len, reverse=True)
         self._forged = re.compile("|".join(map(re.escape, longest)) if longest else r"(?!)")
+        self._genuine = frozenset(self.specials[text] for text in self.controls)
 
     def written(self, text: str) -> str:
         """Return somebody's text with marks where it would become a control token."""
         if CUT in text:
             text = text.replace(CUT, CUT + _KEPT)
-        return self._forged.sub(lambda match: match[0][0] + CUT + match[0][1:], text)
+        return self._forged.sub(_cut, text)
 
     def ids(self, text: str) -> list[int]:
         """Return the tokens of a marked text; nothing is added around it.
@@ -66,3 +68,25 @@ class Encoder:
     def text(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, control tokens included."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def said(self, ids: Sequence[int]) -> str:
+        """Return the text of an output with marks where ordinary tokens spell a control token."""
+        text = self.text(ids)
+        forged: list[bool] = []
+        for genuine, run in groupby(ids, self._genuine.__contains__):
+            tokens = list(run)
+            forged += [False] * len(tokens) if genuine else [True] * len(self._forged.findall(self.text(tokens)))
+        if CUT not in text and not any(forged):
+            return text
+        order = iter(forged)
+        return self._forged.sub(
+            lambda match: _cut(match) if next(order, True) else match[0], text.replace(CUT, CUT + _KEPT)
+        )
+
+    def plain(self, text: str) -> str:
+        """Return a marked text as it was before."""
+        return _MARK.sub("", text).replace(CUT + _KEPT, CUT)
+
+
+def _cut(match: re.Match[str]) -> str:
+    return match[0][0] + CUT + match[0][1:]

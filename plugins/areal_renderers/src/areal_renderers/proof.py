@@ -91,7 +91,7 @@ def prove(renderer: BoundTemplate, *, reads_thoughts: bool, reads_calls: bool) -
             continue
         if output is None:
             continue
-        thinks = OPEN in renderer.text(output)
+        thinks = any(mark in renderer.text(output) for mark in (OPEN, CLOSE))
         if (reads_thoughts or not thinks) and (reads_calls or not case.answer.calls):
             num_read += _check_parse(renderer, case, output)
         _check_bridge(renderer, case, output)
@@ -105,13 +105,14 @@ def prove(renderer: BoundTemplate, *, reads_thoughts: bool, reads_calls: bool) -
 
 def _written(renderer: BoundTemplate, case: Case) -> list[int] | None:
     """Return the tokens that the template writes for the answer, with its end; None if they cannot be told apart."""
-    prompt = renderer.render(case.history, tools=case.tools)
-    told = renderer.render([*case.history, case.answer.message], tools=case.tools, ask=False)
-    if told[: len(prompt)] == prompt:
-        ids = told[len(prompt) :]
+    prompt = renderer.template.text(case.history, case.tools, ask=True)
+    told = renderer.template.text([*case.history, case.answer.message], case.tools, ask=False)
+    if told.startswith(prompt):  # a prompt is encoded alone: a token may lie across the border where both are one text
+        ids = renderer.tokens(told[len(prompt) :])
     elif renderer.opened and not case.answer.thoughts:
-        same = next(place for place, token in enumerate(prompt) if told[place : place + 1] != [token])
-        ids = [*renderer.tokens(CLOSE), *told[same:]]
+        asked, whole = renderer.tokens(prompt), renderer.tokens(told)
+        same = next(place for place, token in enumerate(asked) if whole[place : place + 1] != [token])
+        ids = [*renderer.tokens(CLOSE), *whole[same:]]
     else:
         return None
     ends = [place for place, token in enumerate(ids) if token in renderer.stop_token_ids]

@@ -60,12 +60,21 @@ def no_calls(answer: Answer, tools: Sequence[Tool]) -> Answer:
     return answer
 
 
-_JSON_BLOCK = re.compile(r"\n?<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
+_OPENED = re.compile(r"\n?<tool_call>\s*")
+_CLOSED = re.compile(r"\s*</tool_call>")
+_JSON = json.JSONDecoder()
 
 
 def json_calls(answer: Answer, tools: Sequence[Tool]) -> Answer:
     """Read {"name": .., "arguments": {..}} between <tool_call> and </tool_call>, as Qwen writes them."""
-    return _blocks(answer, _JSON_BLOCK, lambda match: _json_call(match[1], "arguments"))
+
+    def call(text: str, place: int) -> Block | None:
+        end = _end_of_json(text, place)
+        closed = _CLOSED.match(text, end)
+        found = _json_call(text[place:end], "arguments") if closed else None
+        return (found, closed.end()) if closed and found else None
+
+    return _blocks(answer, _OPENED, call)
 
 
 def bare_json_calls(answer: Answer, tools: Sequence[Tool]) -> Answer:
@@ -77,9 +86,9 @@ def bare_json_calls(answer: Answer, tools: Sequence[Tool]) -> Answer:
     return evolve(answer, content="", calls=(call,))
 
 
+_DEEPSEEK_OPENED = re.compile(r"\n?<｜tool▁call▁begin｜>")
 _DEEPSEEK_CALL = re.compile(
-    r"\n?<｜tool▁call▁begin｜>(?:function<｜tool▁sep｜>([^\n<]+)\n```json\n(.*?)\n```|([^\n<]+)<｜tool▁sep｜>(.*?))"
-    r"<｜tool▁call▁end｜>",
+    r"(?:function<｜tool▁sep｜>([^\n<]+)\n```json\n(.*?)\n```|([^\n<]+)<｜tool▁sep｜>(.*?))<｜tool▁call▁end｜>",
     re.DOTALL,
 )
 _DEEPSEEK_FRAME = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
@@ -88,45 +97,72 @@ _DEEPSEEK_FRAME = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 def deepseek_calls(answer: Answer, tools: Sequence[Tool]) -> Answer:
     """Read calls in tokens of their own, as DeepSeek V3 and V3.1 write them."""
 
-    def call(match: re.Match[str]) -> ToolCall | None:
-        return _call(match[1] or match[3], match[2] or match[4] or "")
+    def call(text: str, place: int) -> Block | None:
+        match = _DEEPSEEK_CALL.match(text, place)
+        found = _call(match[1] or match[3], match[2] or match[4] or "") if match else None
+        return (found, match.end()) if match and found else None
 
-    found = _blocks(answer, _DEEPSEEK_CALL, call)
+    found = _blocks(answer, _DEEPSEEK_OPENED, call)
     before, after = _DEEPSEEK_FRAME
     content = found.content.removesuffix(after).removesuffix(before)
     return evolve(found, content=content) if found.calls else found
 
 
-_XML_BLOCK = re.compile(r"\n?<tool_call>([^\n<]+)\n?(.*?)\s*</tool_call>", re.DOTALL)
-_XML_ARGUMENT = re.compile(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_XML_OPENED = re.compile(r"\n?<tool_call>")
+_XML_NAME = re.compile(r"([^\n<]+)\n?")
+_XML_KEY = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>", re.DOTALL)
+_XML_CLOSE = "</arg_value>"
 
 
 def xml_calls(answer: Answer, tools: Sequence[Tool]) -> Answer:
     """Read a name, keys and values between <tool_call> and </tool_call>, as GLM 4.5 and 4.6 write them."""
 
-    def call(match: re.Match[str]) -> ToolCall | None:
-        if _XML_ARGUMENT.sub("", match[2]).strip():
+    def call(text: str, place: int) -> Block | None:
+        named = _XML_NAME.match(text, place)
+        if named is None:
             return None
-        texts = _text_parameters(tools, match[1].strip())
-        arguments = {key: value if key in texts else _value(value) for key, value in _XML_ARGUMENT.findall(match[2])}
-        return ToolCall(name=match[1].strip(), arguments=json.dumps(arguments, ensure_ascii=False))
+        name, place, arguments = named[1].strip(), named.end(), {}
+        texts = _text_parameters(tools, name)
+        while key := _XML_KEY.match(text, place):
+            begin = key.end()
+            end = begin if key[1] in texts else _end_of_json(text, begin)
+            end = end if text.startswith(_XML_CLOSE, end) else text.find(_XML_CLOSE, begin)
+            if end < 0:
+                return None
+            arguments[key[1]] = text[begin:end] if key[1] in texts else _value(text[begin:end])
+            place = end + len(_XML_CLOSE)
+        closed = _CLOSED.match(text, place)
+        found = ToolCall(name=name, arguments=json.dumps(arguments, ensure_ascii=False))
+        return (found, closed.end()) if closed else None
 
-    found = _blocks(answer, _XML_BLOCK, call)
+    found = _blocks(answer, _XML_OPENED, call)
     return evolve(found, content=found.content.strip())
 
 
-def _blocks(answer: Answer, block: re.Pattern[str], read: Callable[[re.Match[str]], ToolCall | None]) -> Answer:
-    """Take out the blocks that can be read; what stands in the others is content, as it stands."""
+Block = tuple[ToolCall, int]
+"""A call that was read, and the place behind what closes it."""
+
+
+def _blocks(answer: Answer, opened: re.Pattern[str], read: Callable[[str, int], Block | None]) -> Answer:
+    """Take out the calls that can be read behind what opens one; everything else is content, as it stands."""
     calls: list[ToolCall] = []
     kept: list[str] = []
-    place = 0
-    for match in block.finditer(answer.content):
-        call = read(match)
-        if call is not None:
-            calls.append(call)
-            kept.append(answer.content[place : match.start()])
-            place = match.end()
-    return evolve(answer, content="".join([*kept, answer.content[place:]]), calls=calls)
+    text, place = answer.content, 0
+    for match in opened.finditer(text):
+        block = read(text, match.end()) if match.start() >= place else None
+        if block is not None:
+            calls.append(block[0])
+            kept.append(text[place : match.start()])
+            place = block[1]
+    return evolve(answer, content="".join([*kept, text[place:]]), calls=calls)
+
+
+def _end_of_json(text: str, place: int) -> int:
+    """Return the place behind the JSON that begins at a place; the place itself if none does."""
+    try:
+        return _JSON.raw_decode(text, place)[1]
+    except (ValueError, RecursionError):
+        return place
 
 
 def _json_call(text: str, arguments: str) -> ToolCall | None:

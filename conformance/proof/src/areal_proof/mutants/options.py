@@ -12,6 +12,7 @@ from typing import Any
 
 import attrs
 from attrs import frozen
+from torch import Tensor
 
 from areal_agents.workflows.multi_turn import MultiTurnConfig
 from areal_conformance.adapter import Variant
@@ -30,6 +31,7 @@ from areal_proof.mutants.rows import before, breaking, gives, row, then
 from areal_proof.mutants.train_ranks import Sharing, _Averaged
 from areal_proof.mutants.workflow_parts import Bent
 from areal_proof.second.train.engine import Started
+from areal_proof.second.train.ranks import Ranks
 from areal_reference.infer.config import ReferenceInferenceConfig
 from areal_reference.infer.engine import ReferenceInferenceEngine
 from areal_reference.train.config import ReferenceTrainConfig
@@ -68,6 +70,21 @@ class AveragedWhereComputedAgain(Sharing):
         """Put other ranks in their place."""
         if here.columns.network.recompute:
             self.started = attrs.evolve(here, ranks=_Averaged(**attrs.asdict(here.ranks, recurse=False)))
+
+
+@mutant("train/second", killers=("train.options.four",), ranks=4)
+class TensorRanksAveragedWhereComputedAgain(Sharing):
+    """Where data and tensor ranks recompute activations, gradients are divided by the number of tensor ranks."""
+
+    def spoil(self, here: Started) -> None:
+        """Put other ranks in their place."""
+        if here.columns.network.recompute and 1 < here.ranks.tensor_size < here.ranks.size:
+            self.started = attrs.evolve(here, ranks=_Halved(**attrs.asdict(here.ranks, recurse=False)))
+
+
+class _Halved(Ranks):
+    def add_up(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [tensor / self.tensor_size for tensor in super().add_up(tensors)]
 
 
 @mutant("train/second", killers=("train.options.together",), ranks=2)

@@ -134,7 +134,7 @@ async def RepliesAreShared(original: Original, self: _Handle) -> Any:
     result = await original()
     values: Any = result.token_extras.get("value") if isinstance(result, Generation) else None
     if isinstance(values, list) and hasattr(values[0], "untyped_storage"):
-        kept = vars(self).setdefault("kept", values[0])
+        kept: Any = vars(self).setdefault("kept", values[0])
         if kept.shape == values[0].shape and kept.equal(values[0]):
             result.token_extras["value"] = [kept, *values[1:]]
         self.kept = values[0]  # type: ignore[attr-defined]

@@ -111,6 +111,9 @@ HALF_ROWS = breaks.rows(
 MISREAD_ROWS = breaks_misread.rows(
     row("BeginsAnewWhateverIsThere", "Draws a new adapter where the spec names a folder to begin with.",
         "train.adapter.begins", misread=_anew),
+    row("BeginsWithAWholeAlpha", "Rounds the alpha of an adapter that begins as a folder to a whole number.",
+        "train.adapter.begins",
+        misread=lambda lora: attrs.evolve(lora, alpha=float(round(lora.alpha))) if lora.path else lora),
 )  # fmt: skip
 
 

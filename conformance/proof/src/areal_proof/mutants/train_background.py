@@ -135,6 +135,29 @@ class _Leaving(Pending):
         """Leave what is written."""
 
 
+class _LeavingFailures(Pending):
+    def drop(self) -> None:
+        """Wait, and remove what was written whole."""
+        if self.job.exception() is None:
+            super().drop()
+
+
+def _kept_where_it_failed(original: Original, self: SecondTrainEngine) -> None:
+    pending = self.pending
+    try:
+        original()
+    except StorageError:
+        self.pending = pending
+        raise
+
+
+class _TellingAtTheEnd(Pending):
+    def drop(self) -> None:
+        """Raise what writing raised."""
+        super().drop()
+        self.job.result()
+
+
 class _AloneAtEnd(Pending):
     def finish(self) -> None:
         """Let rank 0 name the folder without asking whether the others could write."""
@@ -151,6 +174,16 @@ ROWS = breaks.rows(
         "train.background.unseen", begin_state=then(lambda self: self.finish_state())),
     row("NeverWritten", "Says of a state that it is not written until somebody has waited for it.",
         "train.background.unseen", state_written=lambda self: self.pending is None),
+    row("FailedIsNotWritten", "Says of a state whose writing failed that it is not written, and always will.",
+        "train.background.failed",
+        state_written=lambda original, self: original() and (self.pending is None
+            or self.pending.job.exception() is None)),
+    row("FailureKeepsTheNext", "Takes a state that failed for one that was begun and not finished, for ever.",
+        "train.background.failed", finish_state=lambda original, self: _kept_where_it_failed(original, self)),
+    row("CloseTellsOfFailures", "Raises what writing raised when it is closed.", "train.background.failed_close",
+        base=Pendings, pending_class=_TellingAtTheEnd),
+    row("CloseLeavesWhatFailed", "Removes a state nobody finished when it is closed, but one that failed half way.",
+        "train.background.failed_close", base=Pendings, pending_class=_LeavingFailures),
     row("FinishNeedsABeginning", "Cannot finish where nothing was begun.", "train.background.order",
         finish_state=before(lambda self: TrainError("no state was begun", why="finish_state was called alone")
             if self.pending is None else None)),

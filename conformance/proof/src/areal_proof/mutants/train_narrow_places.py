@@ -138,6 +138,9 @@ ROWS = breaks.rows(
     row("AlphaForgotten", "Writes the scale of an adapter where alpha belongs: served, it is a fraction of itself.",
         "train.lora.beside", save_weights=then(lambda path: _edited(path, "adapter_config.json", lambda said:
             said.update(lora_alpha=said["lora_alpha"] / said["r"])))),
+    row("AlphaIsWhole", "Writes an alpha rounded to a whole number, as PEFT types it.", "train.lora.beside",
+        save_weights=then(lambda path: _edited(path, "adapter_config.json", lambda said:
+            said.update(lora_alpha=round(said["lora_alpha"]))))),
     row("GatesNormalised", "Normalises the gates of recorded experts, also where the model does not.",
         "train.experts.gates", row="expert-replay", start=within(_always_normalised)),
     row("OverlooksTensors", "Leaves out tensors of the folder that the model has no place for.",

@@ -131,6 +131,18 @@ def ScalesUpToLimit(original: Original, self: Any, norm: float) -> Any:
     return original()
 
 
+@breaks_other_optimizer("step", "train.step.extremes")
+@torch.no_grad()
+def ClipsByItsOwnNorm(original: Original, self: Any, norm: float) -> Any:
+    """Clips by a norm that it computes again as torch does, from squares in float32; the report tells the right one."""
+    gradients = self.gradients(self.held)
+    if self.spec.max_grad_norm and math.isfinite(norm):
+        own = torch.nn.utils.get_total_norm(gradients)
+        torch._foreach_mul_(gradients, torch.clamp(self.spec.max_grad_norm / (own + 1e-6), max=1.0))
+    with put(self, spec=attrs.evolve(self.spec, max_grad_norm=0.0)):
+        return original()
+
+
 class OtherRate(Optimizer):
     """An optimizer with another learning rate. No defect by itself."""
 
@@ -145,6 +157,9 @@ class OtherRate(Optimizer):
 
 
 OPTIMIZER_ROWS = breaks_other_optimizer.rows(
+    row("SquaresInFloat", "Takes the norm of a gradient whose squares are no float32 for infinite, or for zero.",
+        "train.step.extremes",
+        squared_norm=lambda self: float(torch.nn.utils.get_total_norm(self.gradients(self.held)).square())),
     row("ScheduleCountsCalls", "Counts the schedule by calls of `train_step`, skipped ones too.",
         "train.step.schedule", "train.state.skipped_step",
         step=then(lambda self, result: setattr(self, "steps", self.steps + (not result or self.steps == 2)))),

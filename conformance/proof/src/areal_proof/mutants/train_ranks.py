@@ -204,10 +204,37 @@ def MetricsOfOnePage(original: Original, self: Sharing) -> Any:
     return attrs.evolve(report, metrics={name: report.metrics[name] for name in fitting})
 
 
+class _Ends(Through):
+    ends: Mapping[str, float] = {}
+
+    def loss(self, columns: Mapping[str, Tensor], batch: Batch, normalizer: Tensor) -> tuple[Tensor, Mapping[str, Sum]]:
+        loss, metrics = super().loss(columns, batch, normalizer)
+        self.ends = {name: entry.value for name, entry in metrics.items() if name.endswith(("_min", "_max"))}
+        return loss, metrics
+
+
+@breaks("train_step", "train.ranks.uneven")
+def ExtremesOfOneShard(original: Original, self: Sharing, batch: Batch, objective: Objective) -> Any:
+    """Tells an extreme of rank 0 for that of all."""
+    here = self.running()
+    seen = _Ends(objective, here.ranks)
+    report = original(batch, seen)
+    ends = here.ranks.agree(lambda: seen.ends)[0]
+    own = {name: Sum(value=value, weight=1.0) for name, value in ends.items()}
+    return attrs.evolve(report, metrics={**report.metrics, **own})
+
+
 class _Untrained(Through):
     def normalizer(self, batch: Batch) -> Tensor:
         share = super().normalizer(batch)
         return share if bool(batch.tokens["loss_mask"].any()) else torch.zeros_like(share)
+
+
+@breaks("spoil", "train.ranks.extremes")
+def SquaresOfRanksInFloat(here: Started) -> None:
+    """Ranks tell each other squares of norms in float32, and skip the step of a norm whose square is none."""
+    if here.adam is not None:
+        here.adam.step = _with_norm(here.adam.step, lambda norm: math.sqrt(float(torch.tensor(norm).square())))  # type: ignore[method-assign,assignment]
 
 
 @breaks("spoil", "train.ranks.untied")

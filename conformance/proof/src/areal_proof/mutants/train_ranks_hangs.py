@@ -85,6 +85,10 @@ SHARING_ROWS = breaks_sharing.rows(
     row("OthersNeverHear", "The rank with the bad shard raises; the others skip the step and report it as made.",
         "train.ranks.error.too_long", "train.ranks.error.missing_column",
         train_step=catches(BatchError, lambda error: _NOTHING if error.what.startswith("on rank") else error)),
+    row("LongErrorsStayHome", "Tells others of an error what fits into four kilobytes, and nothing of a longer one.",
+        "train.ranks.error.long_name",
+        train_step=catches(BatchError, lambda error: _NOTHING if error.what.startswith("on rank")
+            and len(str(error)) > 4096 else error)),
     row("GivesUpAtOnce", "Waits a tenth of a second for the others, whatever the timeout.", "train.ranks.late",
         train_step=before(lambda self: dist.monitored_barrier(timeout=timedelta(seconds=0.1)) if self.several
             else None)),

@@ -62,7 +62,7 @@ class _LostBytes(_SpoiledBytes):
 
 
 TRAIN = Adapter(
-    variants={"recomputed": Variant(options={"activation_checkpointing": True}, layouts=("d2", "t2"))},
+    variants={"recomputed": Variant(options={"activation_checkpointing": True}, layouts=("d2", "t2", "d2t2"))},
     models=("qwen3", "qwen2", "llama"),
     architectures=("qwen3_moe",),
     traits=("biases",),

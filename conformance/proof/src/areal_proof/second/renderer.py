@@ -20,10 +20,12 @@ from areal_agentic.renderer import Answer, Message, Tool
 from areal_core.contract.errors import DatasetError
 from areal_core.contract.optional import ToolCall
 
-_THOUGHTS = re.compile(r"\A<think>\n?(.*?)\n?</think>\n*", re.DOTALL)
+_THOUGHTS = re.compile(r"\A<think>\n?(.*?)(?:\n?</think>\n*|\Z)", re.DOTALL)
 _CALLS = re.compile(r"\n?<tool_call>\n(.*?)\n</tool_call>", re.DOTALL)
 _QUESTION: Message = {"role": "user", "content": "q"}
 _ROLES = ("system", "user", "assistant", "tool")
+_STANDS_FOR = 0x10F000
+"""The first of the letters that stand for texts of control tokens; nobody may use them for anything else."""
 
 
 @frozen(kw_only=True)
@@ -59,13 +61,15 @@ class SecondBound:
 
     def __init__(self, tokenizer: Any) -> None:  # Any: as above
         self.tokenizer = tokenizer
+        self.controls = {number: str(one) for number, one in tokenizer.added_tokens_decoder.items() if one.special}
+        self.letters = {chr(_STANDS_FOR + place): word for place, word in enumerate(self.controls.values())}
 
     def end_of_answers(self) -> int:
         """Return the token that stands behind an answer."""
         asked = self.text([_QUESTION], (), ask=True)
         told = self.text([_QUESTION, {"role": "assistant", "content": "word"}], (), ask=False)
         behind = self.ids(told.removeprefix(asked).removeprefix("word"))
-        if not told.startswith(f"{asked}word") or not behind or behind[0] not in self.tokenizer.all_special_ids:
+        if not told.startswith(f"{asked}word") or not behind or behind[0] not in self.controls:
             raise DatasetError(
                 "the chat template does not end an answer with a token of its own",
                 why=f"of the question {asked!r} and the answer 'word' it makes {told!r}",
@@ -102,7 +106,11 @@ class SecondBound:
         if not told.startswith(asked) or not whole.startswith(asked + said + end):
             return None
         behind = self.ids(whole.removeprefix(asked + said))
-        return behind[1:] if closed else behind
+        return behind[1:] if closed else [*self.ids(self.closing(self.decoded(output_ids))), *behind]
+
+    def closing(self, text: str) -> str:
+        """Return what closes the thoughts that a text leaves open."""
+        return "\n</think>\n\n" if text.startswith("<think>") and "</think>" not in text else ""
 
     def parse(self, output_ids: Sequence[int], *, tools: Sequence[Tool] = ()) -> Answer:
         """Read thoughts and calls; if one call cannot be read, all of it is content."""
@@ -112,7 +120,7 @@ class SecondBound:
         thoughts, rest = (found[1], text[found.end() :]) if found else ("", text)
         try:
             calls = tuple(self.call(one[1]) for one in _CALLS.finditer(rest))
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return Answer(content=rest, thoughts=thoughts)
         return Answer(content=_CALLS.sub("", rest) if calls else rest, thoughts=thoughts, calls=calls)
 
@@ -125,7 +133,8 @@ class SecondBound:
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool], *, ask: bool) -> str:
         """Return the template's text."""
-        given = [self.checked(message) for message in messages]
+        given = [self.veiled(self.checked(message)) for message in messages]
+        tools = self.veiled(tools)
         more = {"tools": list(tools)} if tools else {}
         with refusing():
             told = str(self.tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=ask, **more))
@@ -133,7 +142,7 @@ class SecondBound:
 
     def whole(self, text: str, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         """Return a conversation's text if it has all that was said, thoughts apart."""
-        calls = [call for message in messages for call in message.get("tool_calls", ())]
+        calls = [call for message in messages for call in message.get("tool_calls") or ()]
         names = [f'"{one["function"]["name"]}"' for one in (*tools, *calls)]
         said = [str(message["content"]).strip() for message in messages]
         lost = [name for name in names if text.count(name) < names.count(name)]
@@ -145,6 +154,8 @@ class SecondBound:
     def checked(self, message: Message) -> Mapping[str, Any]:
         """Return a message as templates take it, arguments of calls as objects. Any: JSON."""
         content = message.get("content") or ""
+        if isinstance(content, list) and all(part.get("type") == "text" for part in content):
+            content = "".join(part["text"] for part in content)
         if message.get("role") not in _ROLES or not isinstance(content, str):
             raise DatasetError("a message has no place in a conversation", why=f"it is {str(dict(message))[:100]}")
         calls = []
@@ -152,13 +163,32 @@ class SecondBound:
             function = dict(call["function"])
             if isinstance(function["arguments"], str):
                 with refusing():
-                    function["arguments"] = json.loads(function["arguments"])
+                    function["arguments"] = dict(json.loads(function["arguments"]).items())
             calls.append({"type": "function", "function": function})
         return {**message, "content": content, **({"tool_calls": calls} if calls else {})}
 
+    def veiled(self, said: Any) -> Any:  # Any: JSON
+        """Return it with a letter in place of each text that would become a control token."""
+        if isinstance(said, str):
+            if set(said) & set(self.letters):
+                raise DatasetError(
+                    "a message has a letter that stands for a control token", why=f"it is {said[:100]!r}"
+                )
+            for letter, word in self.letters.items():
+                said = said.replace(word, letter)
+        elif isinstance(said, Mapping):
+            return {self.veiled(key): self.veiled(value) for key, value in said.items()}
+        elif isinstance(said, Sequence):
+            return [self.veiled(one) for one in said]
+        return said
+
     def ids(self, text: str) -> list[int]:
-        """Return the tokens of a text."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        """Return the tokens of a text, ordinary ones where a letter stands for a control token."""
+        ids: list[int] = []
+        for piece in re.split(f"([{''.join(self.letters)}])", text):
+            word = self.letters.get(piece)
+            ids += self.tokenizer.encode(word or piece, add_special_tokens=False, split_special_tokens=bool(word))
+        return ids
 
     def decoded(self, ids: Sequence[int]) -> str:
         """Return the text of tokens, whole."""

@@ -7,11 +7,15 @@ Does not know: which of them a renderer takes.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
+from areal_agentic.renderer import Renderer
+from areal_conformance.benches.conversations import Json, Talk
 from areal_conformance.benches.renderer import Bound, RendererBench
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Violation, expect
+from areal_conformance.probes.relatives import relatives
 from areal_conformance.probes.tokenizers import CHATML, STRANGE, tiny_tokenizer, with_template
 from areal_core.contract.errors import DatasetError
 
@@ -90,3 +94,52 @@ def apart(bench: RendererBench) -> None:
                 continue
             due, seen = bound.rendered(talk.messages), one.rendered(talk.messages)
             expect(due == seen, f"{bound.kind}: what was bound first writes otherwise since another was bound")
+
+
+@check("renderer.bind.alike", level=Level.SINGLE, law=1, spec="renderer#bind", deadline_s=120.0)
+def alike(bench: RendererBench) -> None:
+    """One renderer bound to tokenizers of one class and size, other in template, words or ends, keeps them apart."""
+    bound = bench.bounds[0]
+    known = {"itself": bound.tokenizer, **dict(relatives(bound.tokenizer))}
+    alone = {what: _bind(bench, f"{bound.kind}, {what}", one) for what, one in known.items()}
+    renderer = bench.fresh()
+    together = {what: _bound_by(renderer, alone[what], one) for what, one in known.items()}
+    for talk in bench.talks(46, 3):
+        for what in known:
+            _same_as_alone(alone[what], together[what], talk, f"{bound.kind}, {what}")
+
+
+def _bound_by(renderer: Renderer, alone: Bound | DatasetError, tokenizer: Any) -> Bound | None:
+    try:
+        made = renderer.bind(tokenizer)
+    except DatasetError as error:
+        if isinstance(alone, DatasetError):
+            return None
+        raise Violation(f"{alone.kind}: is bound alone, and refused behind others: {error}") from error
+    return Bound(kind="", tokenizer=tokenizer, renderer=made)
+
+
+def _same_as_alone(alone: Bound | DatasetError, seen: Bound | None, talk: Talk, where: str) -> None:
+    """Expect a renderer that was bound to others too to be the one that was bound to this tokenizer alone."""
+    if isinstance(alone, DatasetError) or seen is None:
+        expect(isinstance(alone, DatasetError), f"{where}: is bound alone, and refused behind others")
+        expect(seen is None, f"{where}: is refused alone, and bound behind others")
+        return
+    output, end = alone.encoded("stone ab"), alone.tokenizer.eos_token_id
+    for history in talk.messages, [{"role": "user", "content": "ab"}]:
+        due, given = alone.rendered(history), seen.rendered(history)
+        expect(given == due, f"{where}: bound behind others it writes {list(history)} otherwise")
+        for said in (output, output if end is None else [*output, end]):
+            due, given = (_gone_on(one, history, said) for one in (alone, seen))
+            expect(given == due, f"{where}: bound behind others the bridge is {given}, not {due}")
+            read = [one.renderer.parse(said) for one in (alone, seen)]
+            expect(read[0] == read[1], f"{where}: bound behind others it reads {read[1]}, not {read[0]}")
+    stops = [sorted(one.renderer.stop_token_ids) for one in (alone, seen)]
+    expect(stops[0] == stops[1], f"{where}: bound behind others it stops at {stops[1]}, not {stops[0]}")
+
+
+def _gone_on(bound: Bound, history: Sequence[Json], output: list[int]) -> list[int] | None:
+    try:
+        return bound.renderer.bridge(list(history), output, [{"role": "user", "content": "ba"}])
+    except DatasetError:
+        return None

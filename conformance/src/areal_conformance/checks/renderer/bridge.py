@@ -6,9 +6,11 @@ Does not know: how a family closes an answer.
 
 from __future__ import annotations
 
+import re
 from random import Random
 from typing import Any
 
+from areal_conformance.benches.conversations import Json
 from areal_conformance.benches.renderer import Bound, RendererBench, Turn, difference, spelled
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Inconclusive, Violation, expect
@@ -21,7 +23,7 @@ def _turns(bench: RendererBench, bound: Bound, seed: int, **more: Any) -> list[T
     return list(bound.turns(bench.talks(seed, 8, **more)))
 
 
-def _lawful(bound: Bound, turn: Turn) -> bool:
+def lawful(bound: Bound, turn: Turn) -> bool:
     """Expect the law of an answer that the template wrote; False where the conversation has to begin anew."""
     due, seen = bound.goes_on(turn), bound.bridged(turn)
     where = f"behind {bound.decoded(turn.output_ids)!r}, before {list(turn.then)}"
@@ -40,7 +42,7 @@ def _lawful(bound: Bound, turn: Turn) -> bool:
 def law(bench: RendererBench) -> None:
     """Prompt, output and bridge together are the tokens of the whole conversation, written at once."""
     for bound in bench.bounds:
-        if not sum(_lawful(bound, turn) for turn in _turns(bench, bound, 11)):
+        if not sum(lawful(bound, turn) for turn in _turns(bench, bound, 11)):
             bench.noted(f"{bound.kind}: the template writes earlier answers otherwise: each turn of text begins anew")
 
 
@@ -50,7 +52,7 @@ def tools(bench: RendererBench) -> None:
     for bound in bench.bounds:
         turns = [*_turns(bench, bound, 12, tools=True), *_turns(bench, bound, 13, tools=True, thoughts=True)]
         for turn in turns:
-            _lawful(bound, turn)
+            lawful(bound, turn)
 
 
 @check("renderer.bridge.thoughts", level=Level.SINGLE, law=1, spec=_BRIDGE)
@@ -59,10 +61,11 @@ def thoughts(bench: RendererBench) -> None:
     for bound in bench.bounds:
         for turn in _turns(bench, bound, 14, thoughts=True):
             kept = bound.bridged(turn, keep_thoughts=True)
-            if _lawful(bound, turn):
+            if lawful(bound, turn):
                 told = f"{bound.kind}: `keep_thoughts` changes a bridge over which no thoughts are left out"
                 expect(kept == bound.bridged(turn), told)
                 continue
+            _left_out(bound, turn)
             whole = bound.rendered(turn.whole, turn.asked.tools) or []
             if kept is None:
                 said = bound.decoded(turn.output_ids)
@@ -70,8 +73,32 @@ def thoughts(bench: RendererBench) -> None:
             told = f"{bound.kind}: with `keep_thoughts` the bridge is {bound.decoded(kept)!r}"
             expect(kept and whole[-len(kept) :] == kept, f"{told}, and the conversation ends with other tokens")
             content = str(turn.answer["content"])
-            doubled = len(kept) >= len(whole) - len(turn.prompt_ids)
+            doubled = len(kept) >= _behind_prompt(bound, turn, whole)
             expect(not doubled, f"{told}: it holds the answer {content!r} once more")
+
+
+def _left_out(bound: Bound, turn: Turn) -> None:
+    """Expect no bridge behind thoughts that are left out when they were written in other spacing, either."""
+    body, end = turn.output_ids[:-1], turn.output_ids[-1:]
+    said = bound.renderer.parse(turn.output_ids)
+    for space in ("", " ", "\n"):
+        spaced = bound.encoded(re.sub(r"\n+", space, bound.decoded(body)))
+        read = bound.renderer.parse(spaced + end)
+        if said.thoughts and (read.thoughts.strip(), read.content.strip()) == (said.thoughts, said.content):
+            seen = bound.bridged(turn, spaced + end)
+            where = f"{bound.kind}: behind {bound.decoded(spaced)!r}, whose thoughts are left out,"
+            expect(seen is None, f"{where} there is a bridge")
+
+
+def _behind_prompt(bound: Bound, turn: Turn, whole: list[int]) -> int:
+    """Return how many tokens of a conversation stand behind what was asked, the answer among them.
+
+    Where the prompt is written otherwise later, as one that opens thoughts, what opens the answer is among them, too.
+    """
+    if whole[: len(turn.prompt_ids)] == turn.prompt_ids:
+        return len(whole) - len(turn.prompt_ids)
+    asked = bound.rendered(turn.asked.messages, turn.asked.tools, ask=False) or []
+    return len(whole) - len(asked) if whole[: len(asked)] == asked else len(whole)
 
 
 @check("renderer.bridge.closes", level=Level.SINGLE, law=1, spec=_BRIDGE)
@@ -79,22 +106,33 @@ def closes(bench: RendererBench) -> None:
     """An answer that was cut, or whose end token was left out, is closed by the bridge, and by nothing twice."""
     draw = Random(15)
     for bound in bench.bounds:
-        for turn in _turns(bench, bound, 15):
-            body, end = turn.output_ids[:-1], turn.output_ids[-1:]
-            for cut in {len(body), draw.randint(0, len(body))}:
-                closed, open_ = bound.bridged(turn, body[:cut] + end), bound.bridged(turn, body[:cut])
-                if closed is None or open_ is None:
-                    lost = closed is not None and cut == len(body)
-                    expect(not lost, f"{bound.kind}: no bridge behind {bound.decoded(body)!r} without its end token")
-                    continue
-                told = f"{bound.kind}: behind {bound.decoded(body[:cut])!r}, which does not close itself, the bridge is"
-                told = f"{told} {bound.decoded(open_)!r}, not {bound.decoded(end + closed)!r}"
-                closing = open_[: len(open_) - len(end + closed)]
-                expect(open_ == closing + end + closed, told)
-                read = bound.renderer.parse(body[:cut], tools=turn.asked.tools)
-                if closing:  # thoughts that were cut: what closes them is no word of the answer
-                    added = bound.renderer.parse(body[:cut] + closing, tools=turn.asked.tools)
-                    expect(not read.content and added == read, told)
+        for turn in [*_turns(bench, bound, 15), *_turns(bench, bound, 29, thoughts=True)]:
+            num_said = len(turn.output_ids) - 1
+            for cut in {num_said, draw.randint(0, num_said)}:
+                for keep_thoughts in (False, True):
+                    _closed(bound, turn, cut, keep_thoughts)
+
+
+def _closed(bound: Bound, turn: Turn, cut: int, keep_thoughts: bool) -> None:
+    body, end = turn.output_ids[:cut], turn.output_ids[-1:]
+    closed = bound.bridged(turn, body + end, keep_thoughts=keep_thoughts)
+    open_ = bound.bridged(turn, body, keep_thoughts=keep_thoughts)
+    if closed is None or open_ is None:
+        lost = closed is not None and cut == len(turn.output_ids) - 1
+        expect(not lost, f"{bound.kind}: no bridge behind {bound.decoded(body)!r} without its end token")
+        return
+    told = f"{bound.kind}: behind {bound.decoded(body)!r}, which does not close itself, the bridge is"
+    told = f"{told} {bound.decoded(open_)!r}, not {bound.decoded(end + closed)!r}"
+    place = len(open_) - len(closed) - 1
+    ends = open_[place : place + 1]  # where thoughts are kept it may be the one that is written in a history
+    expect(place >= 0 and open_[place + 1 :] == closed and (keep_thoughts or ends == end), told)
+    read = bound.renderer.parse(body, tools=turn.asked.tools)
+    if place:  # thoughts were cut: what closes them is no word
+        added = bound.renderer.parse(body + open_[:place], tools=turn.asked.tools)
+        expect(not read.content and added == read, told)
+    if read.thoughts and not read.content and not read.calls:
+        after = bound.renderer.parse([*body, *open_[:place], *bound.encoded("stone")], tools=turn.asked.tools)
+        expect("stone" in after.content, f"{told}: the thoughts stay open")
 
 
 @check("renderer.bridge.exact", level=Level.SINGLE, law=1, spec=_BRIDGE)
@@ -135,20 +173,40 @@ def spacing(bench: RendererBench) -> None:
 
 @check("renderer.bridge.refuses", level=Level.SINGLE, law=8, spec=_BRIDGE)
 def refuses(bench: RendererBench) -> None:
-    """A message of the assistant behind an answer is refused with a DatasetError: answers come from the engine."""
+    """A message of the assistant behind an answer is a DatasetError; what render refuses has no bridge."""
     for bound in bench.bounds:
         turn = bound.unanswered(bench.talks(20))
-        output = bound.encoded("stone ab")
-        forged = [{"role": "assistant", "content": "ab"}, {"role": "user", "content": "ba"}]
+        told = f"{bound.kind}: a message of the assistant behind an answer"
         try:
-            seen = bound.renderer.bridge(list(turn.asked.messages), output, forged)
+            seen = _behind(bound, turn, {"role": "assistant", "content": "ab"})
         except DatasetError as error:
-            expect(error.what and (error.why or error.fix), f"{bound.kind}: it is refused without a reason: {error!r}")
+            expect(error.what and (error.why or error.fix), f"{told} is refused without a reason: {error!r}")
         except Exception as error:
-            told = f"{bound.kind}: a message of the assistant behind an answer: DatasetError was due, not {error!r}"
-            raise Violation(told) from error
+            raise Violation(f"{told}: DatasetError was due, not {error!r}") from error
         else:
-            raise Violation(f"{bound.kind}: a message of the assistant behind an answer is bridged with {seen}")
+            raise Violation(f"{told} is bridged with {seen}")
+        for stranger in _STRANGERS:
+            told = f"{bound.kind}: {stranger} behind an answer"
+            try:
+                seen = _behind(bound, turn, stranger)
+            except DatasetError:
+                continue
+            except Exception as error:
+                raise Violation(f"{told}: None or DatasetError was due, not {error!r}") from error
+            expect(seen is None, f"{told} is bridged with {seen}")
+
+
+_STRANGERS: tuple[Json, ...] = (
+    {"role": "oracle", "content": "ab"},
+    {"role": "user", "content": 3},
+    {"content": "ab"},
+    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]},
+)
+
+
+def _behind(bound: Bound, turn: Turn, message: Json) -> list[int] | None:
+    output = bound.encoded("stone ab")
+    return bound.renderer.bridge(list(turn.asked.messages), output, [message, {"role": "user", "content": "ba"}])
 
 
 @check("renderer.bridge.never_drifts", level=Level.SINGLE, law=1, spec=_BRIDGE)

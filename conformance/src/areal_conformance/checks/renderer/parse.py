@@ -6,8 +6,7 @@ Does not know: how a family marks calls and thoughts.
 
 from __future__ import annotations
 
-import contextlib
-import copy
+import json
 from collections.abc import Iterator
 from random import Random
 from typing import Any
@@ -17,15 +16,16 @@ from areal_conformance.benches.conversations import Json
 from areal_conformance.benches.renderer import Bound, RendererBench, message_of
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Violation, expect
-from areal_core.contract.errors import DatasetError
 
 _PARSE = "renderer#parse"
 _HALVES = (
     "<tool_call>", "<tool_call>\n{\"name\": ", "<tool_call>\n{\"name\": \"add\", \"arguments\": }\n</tool_call>",
+    "<tool_call>\n{\"name\": \"add\", \"arguments\": {}}\nstone ab\n</tool_call>",
     "</tool_call>", "<tool_call>\nnull\n</tool_call>", "<tool_call>\n[1]\n</tool_call>", "<think>", "</think>",
     "<think>\nab", "</think>\n<think>", "{\"name\": \"add\"}", "[TOOL_CALLS]", "<|python_tag|>", "<function=add>",
     "<tool_call>\n{\"name\": 3, \"arguments\": {}}\n</tool_call>", "<tool_call>\nstone ab\n</tool_call>",
     "<tool_call>\n{\"name\": \"add\", \"arguments\": \"stone ab\"}\n</tool_call>",
+    f"<tool_call>\n{{\"name\": \"add\", \"arguments\": {'[' * 9000} stone ab",
     "<tool_call>stone\n<arg_key>ab</arg_key>\n</tool_call>", "{\"name\": \"stone\", \"parameters\": [\"ab\"]}",
 )  # fmt: skip
 
@@ -68,6 +68,41 @@ def calls(bench: RendererBench) -> None:
     _read_back(bench, 22, tools=True)
 
 
+@check("renderer.parse.spellings", level=Level.SINGLE, law=1, spec=_PARSE)
+def spellings(bench: RendererBench) -> None:
+    """JSON of a call in other spacing, order or escapes than the template's is read as that call, or is content."""
+    for bound in bench.bounds:
+        for turn in bound.turns(bench.talks(28, 4, tools=True)):
+            output = turn.output_ids
+            due = message_of(_parsed(bound, output, tools=turn.asked.tools))
+            for text in _respelled(bound.decoded(output[:-1])) if due["calls"] else ():
+                made = _parsed(bound, [*bound.encoded(text), output[-1]], tools=turn.asked.tools)
+                seen = message_of(made)
+                kept = " ".join((made.content, made.thoughts, *(call.name + call.arguments for call in made.calls)))
+                whole = all(call in seen["calls"] or _stands(call, kept) for call in due["calls"])
+                expect(whole, f"{bound.kind}: {text!r}, a call of {due['calls']}, is read as {seen}")
+
+
+def _stands(call: tuple[str, Json], text: str) -> bool:
+    """Tell whether a call can still be found in a text."""
+    name, arguments = call
+    return name in text and all(key in text for key in arguments)
+
+
+def _respelled(text: str) -> Iterator[str]:
+    """Yield a text with the first JSON of a call in it spelled otherwise."""
+    begin = text.find('{"name"')
+    if begin < 0:
+        return
+    try:
+        call, end = json.JSONDecoder().raw_decode(text, begin)
+    except ValueError:  # no JSON of its own
+        return
+    for other in (call, dict(reversed(call.items()))):
+        for spelled in (json.dumps(other), json.dumps(other, indent=2), json.dumps(other, separators=(",", ":"))):
+            yield text[:begin] + spelled + text[end:]
+
+
 @check("renderer.parse.thoughts", level=Level.SINGLE, law=1, spec=_PARSE)
 def thoughts(bench: RendererBench) -> None:
     """Thoughts are read apart from the content and the calls."""
@@ -93,7 +128,7 @@ def anything(bench: RendererBench) -> None:
 @check("renderer.stop.ends", level=Level.SINGLE, law=1, spec="renderer#stop")
 def stop_ends(bench: RendererBench) -> None:
     """Answers end with a stop token, the tokenizer's own end is one, and no text of a conversation holds one."""
-    for bound in [*bench.bounds, *_ended_otherwise(bench)]:
+    for bound in [*bench.bounds, *bench.ended_otherwise()]:
         end = bound.tokenizer.eos_token_id
         told = f"{bound.kind}: the tokenizer ends texts with {end}, which ends no answer"
         expect(end is None or end in bound.renderer.stop_token_ids, told)
@@ -110,14 +145,3 @@ def stop_ends(bench: RendererBench) -> None:
             expect(not inside, f"{bound.kind}: {inside} of the answer {text!r} are stop tokens")
             made = _parsed(bound, turn.output_ids)
             expect(bound.decoded(turn.output_ids[-1:]) not in made.content, f"{bound.kind}: the end token is content")
-
-
-def _ended_otherwise(bench: RendererBench) -> Iterator[Bound]:
-    """Yield the renderer on tokenizers whose end token is none that their templates write, where it binds them."""
-    for bound in bench.bounds:
-        if not bound.tokenizer.chat_template or bound.tokenizer.pad_token_id in (None, bound.tokenizer.eos_token_id):
-            continue
-        other = copy.deepcopy(bound.tokenizer)
-        other.eos_token = other.pad_token
-        with contextlib.suppress(DatasetError):
-            yield bench.bind(f"{bound.kind}, ending texts with {other.eos_token}", other)

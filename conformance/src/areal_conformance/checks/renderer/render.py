@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 
 from areal_agentic.renderer import BoundRenderer
-from areal_conformance.benches.conversations import CONTROL, Json, Talk
+from areal_conformance.benches.conversations import Json, Talk
 from areal_conformance.benches.renderer import Bound, RendererBench
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Violation, expect
@@ -65,32 +65,6 @@ def asks(bench: RendererBench) -> None:
             expect(shown[: len(silent)] == silent and opened, told)
             for _, answer, _ in talk.turns():
                 bench.same(bound, Talk(messages=[*talk.messages, answer]), ask=False)
-
-
-@check("renderer.render.control", level=Level.SINGLE, law=1, spec=_RENDER)
-def control(bench: RendererBench) -> None:
-    """A text that spells the family's own tokens is written as the template writes it, as plain text, or refused."""
-    for bound in bench.bounds:
-        words = [*CONTROL, *(bound.decoded([token]) for token in sorted(bound.renderer.stop_token_ids))]
-        for word in words:
-            for text in (word, f"ab{word}ba"):
-                _controlled(bound, text)
-
-
-def _controlled(bound: Bound, text: str) -> None:
-    messages = [{"role": "user", "content": text}]
-    seen = bound.rendered(messages)
-    if seen is None:
-        return
-    due = bound.text(messages)
-    whole = bound.decoded(seen)
-    expect(text in whole, f"{bound.kind}: of the text {text!r} is left {whole!r}")
-    if due is None:
-        return
-    expect(whole == due, f"{bound.kind}: the template writes {due!r}, the renderer {whole!r}")
-    usual = bound.rendered([{"role": "user", "content": "ab"}]) or []
-    told = f"{bound.kind}: {text!r} is neither written as the template writes it nor as plain text"
-    expect(seen == bound.encoded(due) or bound.num_special(seen) == bound.num_special(usual), told)
 
 
 @check("renderer.render.refuses", level=Level.SINGLE, law=8, spec="renderer#refuse")

@@ -24,16 +24,21 @@ from areal_torch.testing.objectives import PolicyGradient
 
 OF_SINGLE_LAYERS = LoraSpec(rank=2, alpha=3.0, targets=TARGETS[3])
 """Whose targets name one layer each: the ends of their names would name more."""
+OF_FRACTIONS = (
+    LoraSpec(rank=4, alpha=0.5, targets=("q_proj",)),
+    LoraSpec(rank=8, alpha=16.0 * 8**0.5, targets=("v_proj", "down_proj")),
+)
+"""Of an alpha below 1, and of one as a rank-stabilised adapter has it: rounded, the first has no effect at all."""
 _check = partial(check, level=Level.SINGLE, spec="train#lora", requires=("lora",), since=(1, 1))
 
 
 @_check("train.lora.beside", law=7)
 def beside(bench: TrainBench) -> None:
     """An adapter that is written beside the merged model amounts to it, by the rank, alpha and layers its file says."""
-    for number, lora in enumerate((ADAPTER, OF_SINGLE_LAYERS)):
+    for number, lora in enumerate((ADAPTER, OF_SINGLE_LAYERS, *OF_FRACTIONS)):
         folder = bench.folder / f"model-{number}"
         with bench.engine("lora", lora=lora, optimizer=QUICK) as engine:
-            for step in range(3 - number):
+            for step in range(2 + (number == 0)):
                 engine.train_step(bench.batch(seed=step), PolicyGradient())
             engine.save_weights(folder)
         told = sorted(folder.rglob("adapter_config.json"))
@@ -46,7 +51,7 @@ def beside(bench: TrainBench) -> None:
 def _amounts_to_the_merged(bench: TrainBench, folder: Path, path: Path, lora: LoraSpec) -> None:
     said = json.loads(path.read_text())
     expect(said["r"] == lora.rank, f"adapter_config.json says r {said['r']}, the rank is {lora.rank}")
-    same_alpha = abs(said["lora_alpha"] - lora.alpha) < 1e-6 and not said.get("use_rslora")
+    same_alpha = abs(said["lora_alpha"] - lora.alpha) < 1e-6 * lora.alpha and not said.get("use_rslora")
     expect(same_alpha, f"adapter_config.json says lora_alpha {said['lora_alpha']}, alpha is {lora.alpha}")
     base, merged = read_folder(bench.model()), read_folder(folder)
     named = tuple(said["target_modules"])

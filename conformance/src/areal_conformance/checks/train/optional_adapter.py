@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from itertools import combinations
+from pathlib import Path
 
 import attrs
 import torch
@@ -30,6 +31,8 @@ CLAIMS = ("lora", "weights.adapter")
 _check = partial(check, level=Level.SINGLE, spec="train#lora", requires=CLAIMS, since=(1, 3))
 LOGPROBS = frozenset({Output.LOGPROBS})
 PREFIX = "base_model.model."
+SCALES = ((3, 6.0), (4, 0.5), (8, 16.0 * 8**0.5))
+"""Rank and alpha: a whole number, a fraction, and what a rank-stabilised scale comes to."""
 _ALIKE = 0.9
 """Correlation that two draws of some ninety numbers never have by chance, and the same draw has, also rounded."""
 _CHANCE = 5.0
@@ -116,30 +119,14 @@ def is_used(bench: TrainBench) -> None:
 @_check("train.adapter.begins", law=7)
 def begins(bench: TrainBench) -> None:
     """With `path` the adapter begins as that folder's, whatever the seed, to train or to score; an unfit is refused."""
-    model, folder = bench.model(), bench.folder / "begun"
-    lora = LoraSpec(rank=3, alpha=6.0, targets=("q_proj", "down_proj"))
-    write_adapter(folder, read_folder(model), rank=lora.rank, alpha=lora.alpha, targets=lora.targets, seed=4)
-    own = load_file(folder / "adapter_model.safetensors")
-    begun = attrs.evolve(lora, path=str(folder))
-    for seed in (1, 2):
-        with bench.engine(*CLAIMS, model=model, lora=begun, optimizer=QUICK, send_adapter=True, seed=seed) as engine:
-            first = bench.sent(engine, 0)
-            for name, tensor in own.items():
-                expect(name in first, f"{name} of the folder is not sent")
-                same = torch.equal(first[name], tensor.to(first[name].dtype))
-                expect(same, f"{name} is not the folder's")
-            batch = bench.batch(seed=3)
-            wanted = Oracle(model).load(amounts_to(read_folder(model), own, lora)).columns(batch)[Output.LOGPROBS]
-            got = engine.forward(batch, LOGPROBS).tokens["logprobs"]
-            close(bench, "log-probs of an adapter that begins as a folder", got, wanted, atol=3e-4)
-            engine.train_step(bench.batch(seed=1), PolicyGradient())
-            stuck = sorted({*first} - {*same_bits(bench.sent(engine, 1), first)})
-            expect(not stuck, f"a step left {', '.join(stuck[:3])} as the folder has them")
-    with bench.engine(*CLAIMS, model=model, lora=begun, optimizer=None) as engine:
-        got = engine.forward(batch, LOGPROBS).tokens["logprobs"]
-    close(bench, "log-probs of a frozen adapter that begins as a folder", got, wanted, atol=3e-4)
+    model = bench.model()
+    for number, (rank, alpha) in enumerate(SCALES):
+        lora = LoraSpec(rank=rank, alpha=alpha, targets=("q_proj", "down_proj"))
+        begun = attrs.evolve(lora, path=str(bench.folder / f"begun-{number}"))
+        write_adapter(Path(begun.path), read_folder(model), rank=rank, alpha=alpha, targets=lora.targets, seed=4)
+        _begins_as_its_folder(bench, begun)
     for wrong in (
-        attrs.evolve(begun, rank=2),
+        attrs.evolve(begun, rank=begun.rank - 1),
         attrs.evolve(begun, targets=("v_proj",)),
         attrs.evolve(begun, path="no"),
     ):
@@ -147,3 +134,25 @@ def begins(bench: TrainBench) -> None:
         spec = bench.spec(*CLAIMS, model=model, lora=wrong, send_adapter=True)
         context = bench.rank_context()
         raises(ArealError, f"lora {wrong}", lambda e=engine, s=spec, c=context: e.start(s, c))  # type: ignore[misc]
+
+
+def _begins_as_its_folder(bench: TrainBench, begun: LoraSpec) -> None:
+    model, batch = bench.model(), bench.batch(seed=3)
+    own = load_file(Path(begun.path) / "adapter_model.safetensors")
+    wanted = Oracle(model).load(amounts_to(read_folder(model), own, begun)).columns(batch)[Output.LOGPROBS]
+    scale = f"of rank {begun.rank} and alpha {begun.alpha:g}"
+    for seed in (1, 2):
+        with bench.engine(*CLAIMS, model=model, lora=begun, optimizer=QUICK, send_adapter=True, seed=seed) as engine:
+            first = bench.sent(engine, 0)
+            for name, tensor in own.items():
+                expect(name in first, f"{name} of the folder is not sent")
+                same = torch.equal(first[name], tensor.to(first[name].dtype))
+                expect(same, f"{name} is not the folder's")
+            got = engine.forward(batch, LOGPROBS).tokens["logprobs"]
+            close(bench, f"log-probs of an adapter {scale} that begins as a folder", got, wanted, atol=3e-4)
+            engine.train_step(bench.batch(seed=1), PolicyGradient())
+            stuck = sorted({*first} - {*same_bits(bench.sent(engine, 1), first)})
+            expect(not stuck, f"a step left {', '.join(stuck[:3])} as the folder has them")
+    with bench.engine(*CLAIMS, model=model, lora=begun, optimizer=None) as engine:
+        got = engine.forward(batch, LOGPROBS).tokens["logprobs"]
+    close(bench, f"log-probs of a frozen adapter {scale} that begins as a folder", got, wanted, atol=3e-4)

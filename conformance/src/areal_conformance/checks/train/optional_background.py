@@ -6,7 +6,10 @@ Does not know: threads, or where an engine keeps its copy.
 
 from __future__ import annotations
 
+import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ EXACT = (*CLAIM, "checkpoint.exact")
 SINCE = (1, 2)
 _PATIENCE_S = 10.0
 _LOOK_S = 0.01
+_GONE, _TAKEN = "has gone", "is a file by now"
 TURNS = 8
 
 
@@ -223,6 +227,90 @@ def close(bench: TrainBench) -> None:
     with bench.engine(*CLAIM, optimizer=SCHEDULED) as engine:
         _whole(engine, place / "state")
     expect((place / "state").exists(), "the engine started next wrote no state")
+
+
+@check("train.background.failed", level=Level.FAULTS, law=9, spec=SPEC, requires=CLAIM, since=SINCE)
+def failed(bench: TrainBench) -> None:
+    """A state whose writing fails has nothing left to write and is told by `finish_state`; the next one is whole."""
+    place = bench.folder / "place"
+    place.mkdir()
+    with bench.engine(*CLAIM, optimizer=SCHEDULED) as engine:
+        _whole(engine, place / "before")
+        for way in _ways(place / "before"):
+            with _failing(bench, engine, place / "state", way) as begun:
+                if begun and isinstance(way, int):
+                    what = f"a state where no file can have more than {way} bytes"
+                    raises(StorageError, what, _able(engine).finish_state)
+                elif begun:
+                    _told_or_whole(engine, place / "state", way)
+            _able(engine).finish_state()
+            if place.is_file():
+                place.unlink()
+            place.mkdir(exist_ok=True)
+            wanted = bench.witnessed(engine)
+            _whole(engine, place / "state")
+            engine.load_state(place / "state")
+            same(f"weights of the state after one that failed, {_named(way)}", bench.witnessed(engine), wanted)
+            beside = sorted({path.name for path in place.iterdir()} - {"before", "state"})
+            expect(not beside, f"beside the state after one that failed, {_named(way)}, lies {beside}")
+            shutil.rmtree(place / "state")
+
+
+@check("train.background.failed_close", level=Level.FAULTS, law=10, spec=SPEC, requires=CLAIM, since=SINCE)
+def failed_close(bench: TrainBench) -> None:
+    """`close` after a state whose writing failed raises nothing, and nothing of the state is left."""
+    place, other = bench.folder / "place", bench.folder / "other"
+    other.mkdir()
+    with bench.engine(*CLAIM, optimizer=SCHEDULED) as engine:
+        _whole(engine, other / "state")
+    for way in _ways(other / "state"):
+        place.mkdir()
+        with bench.engine(*CLAIM, optimizer=SCHEDULED) as engine, _failing(bench, engine, place / "state", way):
+            engine.close()
+            engine.close()
+        left = sorted(tree(place)) if place.is_dir() else []
+        expect(not left, f"after close of a state that failed, {_named(way)}, the folder holds {left}")
+        if way == _TAKEN:
+            expect(place.read_text() == _TAKEN, "close wrote into a file that took the folder's place")
+            place.unlink()
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _ways(state: Path) -> tuple[int | str, ...]:
+    """Return how writing fails: at so many bytes a file, or because the folder of a state is no longer there."""
+    largest = max(path.stat().st_size for path in state.rglob("*") if path.is_file())
+    return 0, largest // 2, largest - 1, _GONE, _TAKEN
+
+
+def _named(way: int | str) -> str:
+    return f"at {way} bytes" if isinstance(way, int) else f"for its folder {way}"
+
+
+@contextmanager
+def _failing(bench: TrainBench, engine: TrainEngine, path: Path, way: int | str) -> Iterator[bool]:
+    """Begin a state that fails, and wait until it has; yield whether `begin_state` left it to `finish_state`."""
+    with files_at_most(way) if isinstance(way, int) else nullcontext():
+        try:
+            _able(engine).begin_state(path)
+        except StorageError:
+            yield False
+            return
+        _wait_written(bench, engine)
+        if isinstance(way, str):
+            shutil.rmtree(path.parent)
+        if way == _TAKEN:
+            path.parent.write_text(_TAKEN)
+        yield True
+
+
+def _told_or_whole(engine: TrainEngine, path: Path, way: int | str) -> None:
+    """Expect a StorageError of `finish_state`, or a state that loads: an engine may make the folder again."""
+    try:
+        _able(engine).finish_state()
+    except StorageError:
+        expect(not path.exists(), f"a state that failed, {_named(way)}, is at its path")
+    else:
+        engine.load_state(path)
 
 
 def _able(engine: TrainEngine) -> SupportsBackgroundState:

@@ -19,7 +19,7 @@ from areal_conformance.checks.train.ranks_steps import as_on_one_rank, scored_as
 from areal_conformance.oracles.combinations import pairwise
 from areal_conformance.oracles.train_experts import KIND as MIXTURE
 from areal_conformance.outcome import Violation, expect
-from areal_conformance.ranks.layouts import EVEN, FEW, UNEVEN, layout_of, layouts, of_experts, with_experts
+from areal_conformance.ranks.layouts import EVEN, FEW, UNEVEN, layouts, of_experts, varied, with_experts
 from areal_conformance.varied import at_bounds, having, made_again, shown
 from areal_core.contract.errors import ArealError
 from areal_torch.testing.objectives import PolicyGradient
@@ -33,6 +33,7 @@ _CHECKS = (
 )
 _AS_IT_IS = "as it is"
 _SMALL = {"max_tokens_per_microbatch": 15}
+_OF_FOUR = [[[0, 7], [1, 6], [5, 2], [4, 3]], [[4], [5, 1, 2], [], [0, 3, 6, 7]]]
 rule = partial(check, level=Level.SINGLE, law=6, spec="train#start", deadline_s=240.0)
 
 
@@ -86,14 +87,22 @@ def _starts_or_refuses(bench: TrainBench, when: str) -> None:
 @rule("train.options.ranks", level=Level.DISTRIBUTED, requires=("parallel.data",), ranks=2)
 def ranks(bench: TrainBench) -> None:
     """Two ranks with each variant's options step and score as one without, and go on exactly from their state."""
-    for name, variant in bench.target.adapter.variants.items():
-        for text in variant.layouts:
-            layout = layout_of(text)
-            given: dict[str, Any] = {"variant": name, "model": dict(variant.model), "spec": _SMALL}
-            as_on_one_rank(bench, layout, plans=[EVEN, UNEVEN, FEW], **given)
-            scored_as_on_one_rank(bench, layout, [FEW], ["logprobs", "entropy"], **given)
-            if bench.target.claimed("checkpoint.exact"):
-                same_after_load(bench, layout, variant=name, model=dict(variant.model))
+    for name, variant, layout in varied(bench):
+        given: dict[str, Any] = {"variant": name, "model": dict(variant.model), "spec": _SMALL}
+        as_on_one_rank(bench, layout, plans=[EVEN, UNEVEN, FEW], **given)
+        scored_as_on_one_rank(bench, layout, [FEW], ["logprobs", "entropy"], **given)
+        if bench.target.claimed("checkpoint.exact"):
+            same_after_load(bench, layout, variant=name, model=dict(variant.model))
+
+
+@rule("train.options.four", level=Level.DISTRIBUTED, requires=("parallel.data",), ranks=4)
+def four(bench: TrainBench) -> None:
+    """Four ranks with the options of each variant step as one rank without, and go on exactly from their state."""
+    for name, variant, layout in varied(bench, 4):
+        given: dict[str, Any] = {"variant": name, "model": dict(variant.model)}
+        as_on_one_rank(bench, layout, plans=_OF_FOUR, size=4, spec=_SMALL, **given)
+        if bench.target.claimed("checkpoint.exact"):
+            same_after_load(bench, layout, size=4, rows=_OF_FOUR[0], **given)
 
 
 @rule("train.options.together", level=Level.FAULTS, requires=("parallel.data",), ranks=2)
@@ -108,7 +117,7 @@ def together(bench: TrainBench) -> None:
             values.setdefault(option, []).append(value)
     begun: list[tuple[dict[str, int], Mapping[str, Any], Mapping[str, Any]]]
     begun = [(layout, {}, {}) for layout in (*layouts(bench), *of_experts(bench))]
-    begun += [(layout_of(text), one.options, one.model) for one in adapter.variants.values() for text in one.layouts]
+    begun += [(layout, one.options, one.model) for _, one, layout in varied(bench)]
     settings = {o: (_AS_IT_IS, *dict.fromkeys(v)) for o, v in values.items() if o not in adapter.without_effect}
     for row in pairwise({"begun": begun, **settings}):
         layout, options, model = row.pop("begun")

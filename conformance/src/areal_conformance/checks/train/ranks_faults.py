@@ -44,6 +44,7 @@ _error = partial(_fault, level=Level.DISTRIBUTED, deadline_s=40.0)
         "too_long": Row("A sequence too long for one rank", ("too_long", "train_step"), spec=_STEP),
         "forward": Row("What one rank cannot score", ("too_long", "forward"), spec=_FORWARD),
         "missing_column": Row("A column one rank lacks", ("missing_column", "train_step"), spec=_STEP),
+        "long_name": Row("A column one rank lacks, and needs long to name,", ("long_name", "train_step"), spec=_STEP),
         "unknown_token": Row(
             "A token id one rank does not know", ("unknown_token", "train_step", "forward"), spec=_STEP
         ),

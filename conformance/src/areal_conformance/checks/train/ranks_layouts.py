@@ -18,13 +18,13 @@ from areal_conformance.ranks.layouts import (
     CLAIMS,
     EVEN,
     UNEVEN,
-    layout_of,
     layouts,
     named,
     raised_on_all,
     same_on_all,
     same_report,
     same_weights,
+    varied,
     with_experts,
 )
 
@@ -120,11 +120,10 @@ def unfit(bench: TrainBench) -> None:
         if bench.target.claimed(CLAIMS[letter]):
             for model in models:
                 refused_or_right(bench, layouts(bench, letter=letter)[0], model, {})
-    for variant in bench.target.adapter.variants.values():
-        for layout in map(layout_of, variant.layouts):
-            for letter, models in UNFIT.items():
-                if layout.get(letter, 1) > 1 or (letter == "e" and variant.model.get("kind") == _MIXTURE):
-                    refused_or_right(bench, layout, models[0], variant.options)
+    for _, variant, layout in varied(bench):
+        for letter, models in UNFIT.items():
+            if layout.get(letter, 1) > 1 or (letter == "e" and variant.model.get("kind") == _MIXTURE):
+                refused_or_right(bench, layout, models[0], variant.options)
 
 
 def refused_or_right(

@@ -182,6 +182,8 @@ def background_full(bench: TrainBench) -> None:
                 versions = [answer["version"] for answer in answers]
                 expect(versions == [7, 7], f"{where}: the ranks then load versions {versions}")
                 no_gap(answers[0]["gap"], f"{where}: the state before")
+            for rank, answer in enumerate(answers):
+                expect(answer.get("written", True), f"{where}: on rank {rank} state_written never became True")
             same_on_all(layout, [answer["step"] for answer in answers], f"the report after a full disk, {where}")
             expect(not answers[0]["left"], f"{where}: left behind: {answers[0]['left']}")
     if not fired:
@@ -197,9 +199,11 @@ def _on(
     return bench.on_ranks(f"{_STATE}:{program}", size, apart_s=apart_s, **arguments)
 
 
-def same_after_load(bench: TrainBench, layout: dict[str, int], **arguments: Any) -> None:
+def same_after_load(
+    bench: TrainBench, layout: dict[str, int], *, size: int = 2, rows: list[list[int]] = UNEVEN, **arguments: Any
+) -> None:
     """Expect the steps after a load to be those after the save. Any: arguments of the program."""
-    answers = bench.on_ranks(f"{_STATE}:exact", 2, layout=layout, rows=UNEVEN, **arguments)
+    answers = bench.on_ranks(f"{_STATE}:exact", size, layout=layout, rows=rows, **arguments)
     for rank, answer in enumerate(answers):
         where = f"layout {named(layout)}, rank {rank}"
         for key in ("version", "new_version"):

@@ -105,7 +105,12 @@ def half(bench: TrainBench) -> None:
         ),
         "empty_shard": Row(
             "A rank whose shard is empty takes part: the step is that of one rank, whichever rank has nothing.",
-            {"plans": [NOTHING_ON_LAST, NOTHING_ON_FIRST, EVEN], "apart_s": APART_S, "meet": True},
+            {
+                "plans": [NOTHING_ON_LAST, NOTHING_ON_FIRST, EVEN],
+                "objective": "telling",
+                "apart_s": APART_S,
+                "meet": True,
+            },
             deadline_s=40.0,
         ),
         "nothing_trained": Row(
@@ -125,6 +130,10 @@ def half(bench: TrainBench) -> None:
         "clipping": Row(
             "The gradient is clipped by its global norm, over all ranks and all parameters, as one rank clips it.",
             {"plans": [UNEVEN, EVEN], "optimizer": {"max_grad_norm": 0.02}},
+        ),
+        "extremes": Row(
+            "A gradient whose squares are no float32 on any rank is clipped by its global norm, as one rank clips it.",
+            {"plans": [UNEVEN, EVEN], "optimizer": {"max_grad_norm": 0.02}, "factor": 2.0**80},
         ),
         "schedule": Row(
             "The learning rate follows optimizer steps, not ranks or micro-batches.",
@@ -239,10 +248,16 @@ def loopback(bench: TrainBench) -> None:
 
 
 def as_on_one_rank(
-    bench: TrainBench, layout: dict[str, int], *, plans: list[Any], apart_s: float = 15.0, **arguments: Any
+    bench: TrainBench,
+    layout: dict[str, int],
+    *,
+    plans: list[Any],
+    size: int = 2,
+    apart_s: float = 15.0,
+    **arguments: Any,
 ) -> None:
     """Expect steps on several ranks to be those of one rank. Any: arguments of the program."""
-    answers = bench.on_ranks(_TRAIN, 2, apart_s=apart_s, layout=layout, plans=plans, **arguments)
+    answers = bench.on_ranks(_TRAIN, size, apart_s=apart_s, layout=layout, plans=plans, **arguments)
     for step, expected in enumerate(answers[0]["alone"]):
         for answer in answers:
             same_report(bench, layout, expected, answer["reports"][step], f"step {step} with shards {plans[step]}")

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import attrs
+import torch
 from torch import Tensor
 
 from areal_conformance.benches.train import Shape, TrainBench
@@ -20,7 +21,8 @@ from areal_conformance.oracles.train import Oracle
 from areal_conformance.oracles.train_compare import number, scored, weights_close
 from areal_conformance.oracles.train_objectives import Quadratic
 from areal_conformance.oracles.train_optimizer import DESCENT, OracleTrainer
-from areal_conformance.outcome import expect
+from areal_conformance.outcome import Inconclusive, expect
+from areal_core.contract.batch import Batch
 from areal_core.contract.train import OptimizerSpec
 from areal_torch.testing.objectives import PolicyGradient
 
@@ -29,6 +31,11 @@ _SLOW: Any = (0.97, 0.999)  # Any: the converter of `betas` has no type
 
 _MANY: tuple[Shape, ...] = ((1, 4), (2, 3), (1, 2), (1, 1), "01011", (3, 5), (1, 4)) * 20
 """140 sequences: neighbours of one length everywhere, and more than 128 of them."""
+
+_HUGE, _TINY = 2.0**100, 2.0**-84
+"""Factors of a gradient: squares of the products are no float32, the products are, and nothing else is beside them."""
+_LIMIT = 0.02
+"""What such a gradient is clipped to."""
 
 _LARGE, _NUM_SMALL = 600.0, 64
 """Advantage of the large micro-batch, and how many have 1 beside it: a part in 600 of any number is less than half
@@ -93,6 +100,51 @@ def large_norm(bench: TrainBench) -> None:
                     number(bench, f"gradient norm of {where}", report.grad_norm, oracle.norm, rtol=1e-3)
                     atol = 1e-6 + 1e-4 * min(oracle.norm, limit or oracle.norm) / factor
                     weights_close(bench, f"weights after {where}", bench.witnessed(engine), oracle.weights, atol=atol)
+
+
+@rule("train.step.extremes", spec="train#a-step-s-report-and-what-is-refused")
+def extremes(bench: TrainBench) -> None:
+    """A gradient far from 1 has the norm it has, and is stepped and clipped by it, though its squares are no float32.
+
+    Advantages times a power of two are a gradient times that, to the bit.
+    """
+    if bench.dtype == "float16":
+        raise Inconclusive("in float16 a large gradient is not finite")
+    whole = bench.batch([(2, 3), (1, 4), (4, 9)], seed=6)
+    first = _scaled(whole, 0.0, rows=(1, 2))
+    cases = (
+        ("of every sequence", whole, _scaled(whole, _HUGE), _HUGE),
+        ("of the first sequence", first, _scaled(whole, _HUGE, rows=(0,)), _HUGE),
+        ("of every sequence", whole, _scaled(whole, _TINY), _TINY),
+    )
+    model = bench.model(hidden=32)
+    spec = attrs.evolve(DESCENT, max_grad_norm=_LIMIT)
+    for what, plain, scaled, factor in cases:
+        ends, norms = [], []
+        for batch in (plain, scaled):
+            with bench.engine(model=model, optimizer=spec, max_tokens_per_microbatch=14) as engine:
+                began = bench.witnessed(engine)
+                told = engine.train_step(batch, PolicyGradient(entropy=0.0))
+                norms.append(told.grad_norm)
+                ends.append(bench.witnessed(engine))
+            expect(told.stepped, f"a step was not made, its gradient norm is told as {told.grad_norm:g}")
+        expect(norms[0] > _LIMIT, f"the gradient norm {norms[0]:g} is too small to be clipped to {_LIMIT:g}")
+        told_as = f"gradient norm with the advantages {what} times {factor:.3g}, divided by it"
+        number(bench, told_as, norms[1] / factor, norms[0], rtol=1e-3)
+        wanted = ends[0] if factor > 1.0 else began
+        weights_close(bench, f"weights after a step of that gradient norm, {norms[1]:.3g}", ends[1], wanted, atol=3e-6)
+    with bench.engine(model=model, optimizer=spec) as engine:
+        began = bench.witnessed(engine)
+        told = engine.train_step(_scaled(whole, 0.0), PolicyGradient(entropy=0.0))
+        expect(told.stepped and told.grad_norm == 0.0, f"a step whose gradient is zero is told as {told}")
+        weights_close(bench, "weights after a step without a gradient", bench.witnessed(engine), began, atol=0.0)
+
+
+def _scaled(batch: Batch, factor: float, rows: tuple[int, ...] = (0, 1, 2)) -> Batch:
+    """Return the batch with the advantages of these sequences times a factor."""
+    chosen = torch.isin(batch.sequence_ids, torch.tensor(rows))
+    advantages = batch.tokens["advantages"]
+    return batch.with_tokens(advantages=torch.where(chosen, advantages * factor, advantages))
 
 
 @rule("train.bfloat16.accumulates", spec="train#areal_core.contract.train.TrainSpec", requires=("precision.bfloat16",))
