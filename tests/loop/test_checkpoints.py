@@ -12,7 +12,7 @@ import pytest
 
 from areal_core.config.schema import CheckpointConfig
 from areal_core.contract.errors import CheckpointError, StorageError
-from areal_core.loop.checkpoint import PATIENCE_S, RETRY_S, Checkpoints, Progress, restore
+from areal_core.loop.checkpoint import PATIENCE_S, RETRY_S, Checkpoints, Progress, begin_checkpoint, restore
 from areal_core.loop.learner import Learner
 from areal_core.loop.run_folder import RunFolder
 from areal_core.testing.clock import StepClock
@@ -160,6 +160,45 @@ def test_a_disk_that_stays_full_is_an_error_that_names_it_and_keeps_the_checkpoi
 
     assert PATIENCE_S <= seconds <= PATIENCE_S + 2 * RETRY_S
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-000005"]
+
+
+class Writing:
+    """An actor that writes one state at a time beside its steps, and once has no room for the weights."""
+
+    role, critic = "actor", None
+
+    def __init__(self) -> None:
+        self.begun, self.refuses = False, True
+
+    @property
+    def actor(self) -> Writing:
+        return self
+
+    async def begin_state(self, path: Path) -> None:
+        assert not self.begun, "a second state was begun before the first was finished"
+        self.begun = True
+
+    async def finish_state(self) -> None:
+        self.begun = False
+
+    async def save_weights(self, path: Path) -> None:
+        if self.refuses:
+            self.refuses = False
+            raise StorageError(f"{path} is not written", why="No space left on device")
+
+
+def test_a_checkpoint_refused_half_way_is_finished_so_that_another_can_begin(tmp_path: Path) -> None:
+    """The states that were begun are not left so: an engine writes one at a time."""
+    folder, trainer = RunFolder(tmp_path), Writing()
+    learner = cast(Learner, trainer)
+
+    async def body() -> Path:
+        with pytest.raises(StorageError, match="No space left on device"):
+            await begin_checkpoint(folder, learner, _progress(1), keep=1)
+        return await (await begin_checkpoint(folder, learner, _progress(2), keep=1)).finish()
+
+    assert asyncio.run(body()) == folder.latest()
+    assert not trainer.begun
 
 
 def test_a_removed_run_folder_is_told_at_once_and_not_made_again(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve
 
 from areal_core.contract.data import Episode, Trajectory
-from areal_core.contract.errors import BatchError, EpisodeFailed
+from areal_core.contract.errors import BatchError, EpisodeFailed, NoReplica
 from areal_core.contract.ids import TaskId
 from areal_core.contract.inference import Generation, SamplingParams, VersionSpan
 from areal_core.contract.trajectory import from_generation
@@ -46,6 +46,30 @@ def runner(prepare: Prepare | None) -> EpisodeRunner:
 
 
 TASK = Task(index=0, task_id=TaskId("train/0/7"), row={})
+
+
+class _Members:
+    """The first fails; its siblings reject the row when they are cancelled."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> None:
+        self.asked += 1
+        if self.asked == 1:
+            await asyncio.sleep(0)
+            raise NoReplica("the fleet is gone")
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return None
+
+
+def test_a_failure_beside_a_rejection_is_a_failure() -> None:
+    """What happened first counts: a fleet that is gone ends the run, whatever members make of being cancelled."""
+    failing = EpisodeRunner(workflow=_Members(), sessions=_Sessions(), retries=0, timeout_s=60.0, prepare=None)
+    with pytest.raises(NoReplica, match="the fleet is gone"):
+        asyncio.run(run_group(failing, TASK, 3))
 
 
 def test_a_group_is_handed_over_prepared_by_other_threads() -> None:

@@ -40,6 +40,8 @@ class Watcher(PolicyGradient):
         metrics = {"tokens": Sum(value=tokens, weight=1.0), "share": Sum(value=float(loss.detach()), weight=tokens)}
         if len(self.losses) == 1:
             metrics["only_first"] = Sum(value=3.0, weight=2.0)
+        first = float(len(self.losses) == 1)
+        metrics |= {f"first_{end}": Sum(value=far * first, weight=first) for end, far in (("min", 5.0), ("max", -5.0))}
         return loss, metrics
 
 

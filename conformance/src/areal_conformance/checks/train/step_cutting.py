@@ -107,12 +107,16 @@ def normalizer_given(bench: TrainBench) -> None:
 
 @check("train.step.metrics", level=Level.SINGLE, law=6, spec="train#areal_core.contract.train.Sum")
 def metrics(bench: TrainBench) -> None:
-    """Metrics are added over micro-batches, value and weight apart, those of a single micro-batch among them."""
+    """Metrics are added over micro-batches, value and weight apart, those of a single micro-batch among them.
+
+    An extreme that others tell with the weight 0, of nothing, is what it is.
+    """
     batch = bench.batch()
     objective, report = watched(bench, batch)
     calls = len(objective.losses)
     wanted = {"tokens": (float(batch.num_tokens), float(calls)), "only_first": (3.0, 2.0)}
     wanted["share"] = (report.loss, float(batch.num_tokens))
+    wanted |= {"first_min": (5.0, 1.0), "first_max": (-5.0, 1.0)}
     expect(set(report.metrics) == set(wanted), f"metrics are {sorted(report.metrics)}, expected {sorted(wanted)}")
     for name, (value, weight) in wanted.items():
         entry = report.metrics[name]
