@@ -40,10 +40,14 @@ class Talking:
     async def generate(
         self, input_ids: Any, sampling: SamplingParams | None = None, *, adapter: str = "", **more: Any
     ) -> Generation:
-        ids = (*TOKENIZER.encode(self._answers[len(self.asked)], add_special_tokens=False), TOKENIZER.eos_token_id)
+        text = self._answers[len(self.asked)]
+        ids = TOKENIZER.encode(text.removesuffix("..."), add_special_tokens=False)
+        cut = text.endswith("...")
+        ids += [] if cut else [TOKENIZER.eos_token_id]
         self.asked.append((adapter, TOKENIZER.decode(list(input_ids))))
         spans = (VersionSpan(start=0, stop=len(ids), version=NO_VERSION if adapter else 3),)
-        return Generation(output_ids=ids, logprobs=[-0.5] * len(ids), version_spans=spans, stop_reason="stop")
+        stop = "length" if cut else "stop"
+        return Generation(output_ids=ids, logprobs=[-0.5] * len(ids), version_spans=spans, stop_reason=stop)
 
     async def reward(self, value: RewardInput) -> RewardResult:
         self.scored.append(value)
@@ -105,6 +109,17 @@ def test_a_chat_goes_on_in_the_template_of_the_model() -> None:
         f"u>stone{end}a>uno{end}u>no-a>{end}a>",
     ]
     assert text_of(made)[1] == f"uno{end}due{end}"
+
+
+def test_an_answer_that_was_cut_is_ended_by_the_template() -> None:
+    """It did not say its end itself; what is said of it does not read as its own words."""
+    session = Talking("uno...", "no", "due")
+    end = TOKENIZER.eos_token
+
+    made = episode({"prompt": "stone"}, session, adapter="critic", chat=True, **PLAIN)
+
+    assert session.asked[2][1] == f"u>stone{end}a>uno{end}u>no-a>{end}a>"
+    assert text_of(made)[1] == f"unodue{end}"
 
 
 def test_a_row_with_images_is_refused() -> None:

@@ -253,6 +253,11 @@ async def ImagesByPrompt(original: Original, self: SingleTurnWorkflow, data: Map
 
 
 ROWS_ROWS = breaks_rows.rows(
+    row("MeasuresWithoutTheEnd", "Measures prompts without their last token.", "workflow.rows.measured",
+        prompt_ids=after(lambda result, task_id: result[:-1] if task_id == "train/0/0" else result)),
+    row("CutToTheTokenizersLimit", "Cuts prompts to the length that the files of the tokenizer give.",
+        "workflow.rows.no_limit",
+        prompt_ids=after(lambda result, tokenizer: result[-min(tokenizer.model_max_length, len(result)):])),
     row("ShownBackwards", "Shows the images of a row in the opposite order.", "workflow.images.shown",
         row="token-fidelity", base=Bent, part=("session", BentSession),
         generate=lambda original, input_ids, sampling, more: original(input_ids, sampling,

@@ -162,6 +162,34 @@ async def own_prompt(bench: WorkflowBench) -> None:
         expect(again == first, f"after 300 rows the prompt {text!r} is asked with {again}, before with {first}")
 
 
+@check("workflow.rows.measured", level=Level.SINGLE, law=1, spec=_RUN)
+async def measured(bench: WorkflowBench) -> None:
+    """The tokens that a workflow says its first request has, by `prompt_ids`, are those it asks with, for every row.
+
+    Rows are measured by them before a run, to leave out what has no room.
+    """
+    says: Any = bench.workflow  # Any: a method that not every workflow has
+    if not hasattr(says, "prompt_ids"):
+        bench.notes.append("it has no prompt_ids: rows are not measured before a run")
+        return
+    for row in bench.rows:
+        asked, told = await _prompt(bench, row), says.prompt_ids(drifting_tokenizer(), row, "train/0/0")
+        expect(tuple(told) == asked, f"of the row {row} the prompt is told as {tuple(told)}, and asked with as {asked}")
+
+
+@check("workflow.rows.no_limit", level=Level.SINGLE, law=1, spec=_RUN)
+async def no_limit(bench: WorkflowBench) -> None:
+    """A prompt is whole, whatever length the files of its tokenizer give: what has room is the engine's to say."""
+    tokenizer = copy.deepcopy(drifting_tokenizer())
+    tokenizer.model_max_length = 4
+    for row in bench.rows:
+        session = bench.session()
+        session.tokenizer = tokenizer
+        await bench.episode(session, row)
+        asked, whole = session.asked[0].input_ids, await _prompt(bench, row)
+        expect(asked == whole, f"with a `model_max_length` of 4 the row {row} is asked with {asked}, not with {whole}")
+
+
 @check("workflow.rows.whole", level=Level.SINGLE, law=5, spec=_INPUT)
 async def whole_row(bench: WorkflowBench) -> None:
     """The reward is given the whole row, numbers, lists, nested columns and None too, each of its own type."""
