@@ -183,6 +183,18 @@ def test_truncated_trajectories_leave_the_loss_and_stay_in_the_baseline(batch: B
     assert batch.tokens["loss_mask"].equal(mask), "what was given was changed"
 
 
+def test_where_every_answer_was_cut_off_nothing_is_learned() -> None:
+    """A batch has a mask all the same: its advantages are 0."""
+    batch = with_columns(packed([[0, 1, 1], [0, 1]]), seed=3)
+    batch = batch.with_sequences(stop_reason=torch.full((2,), STOP_CODES.index(StopReason.LENGTH), dtype=torch.int8))
+
+    plain, _ = columns_of(batch, PLAIN, max_new_tokens=5)
+    found, metrics = columns_of(batch, evolve(PLAIN, mask_truncated=True), max_new_tokens=5)
+
+    assert bool(plain.tokens["advantages"].any()) and not bool(found.tokens["advantages"].any())
+    assert means(metrics)["masked_truncated"] == 1.0
+
+
 def test_v0_a_kl_penalty_without_reference_log_probs_is_refused() -> None:
     """It would be a bonus for unlikely tokens; the error says what to do."""
     batch = packed([[0, 1]])

@@ -62,7 +62,7 @@ class _Members:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            return None
+            return
 
 
 def test_a_failure_beside_a_rejection_is_a_failure() -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from areal_core.contract import Job, Worker, WorkerState, WorkerStatus
-from areal_core.contract.errors import NoReplica, WorkerDied, WorkerTimeout
+from areal_core.contract.errors import NoReplica, RemoteError, WorkerDied, WorkerTimeout
 from areal_core.testing.clock import StepClock
 from areal_core.worker.supervise import Supervisor, failure
 
@@ -159,6 +159,27 @@ def test_work_winds_down_before_the_error_of_a_fleet_whose_trainers_live() -> No
         return done
 
     assert asyncio.run(body()) == ["saved"]
+
+
+def test_a_dead_worker_is_told_before_what_it_made_of_others() -> None:
+    """Its neighbours' collectives break at once: their error comes first, and says nothing of the one that died."""
+
+    async def body() -> None:
+        supervisor, scheduler, _, clock = _supervised(status(0), status(1))
+        gate = asyncio.Event()
+
+        async def work() -> int:
+            await gate.wait()
+            raise RemoteError("actor/1: the connection was closed by its peer")
+
+        running = asyncio.ensure_future(supervisor.while_live(work(), gate.set))
+        await clock.settle()
+        scheduler.statuses[0] = status(0, WorkerState.ENDED, exit_code=-9)
+        gate.set()
+        with pytest.raises(WorkerDied, match="actor/0"):
+            await running
+
+    asyncio.run(body())
 
 
 @pytest.mark.parametrize("fleet_first", [False, True])

@@ -9,8 +9,8 @@ import attrs
 import torch
 
 from areal_conformance.oracles.adapters import write_adapter
-from areal_core.contract.inference import GenerationRequest
-from areal_torch.testing.serving import FolderWeights, ask
+from areal_core.contract.inference import GenerationRequest, PauseMode
+from areal_torch.testing.serving import FolderWeights, ask, until_generated
 
 
 def asking(adapter: str, *ids: int, seed: int = 1, **sampling: object) -> GenerationRequest:
@@ -43,6 +43,32 @@ def test_a_request_with_an_adapter_has_the_same_bits_alone_and_in_company(serve,
     for one, other in zip(alone, together, strict=True):
         assert (one.output_ids, one.logprobs) == (other.output_ids, other.logprobs)
     assert len({one.logprobs[0] for one in alone[:3]}) == 3
+
+
+def test_a_request_with_an_adapter_goes_on_after_sleep(serve, model_folder, tmp_path):
+    """Its cache is made again under its adapter: the same as if the engine had not slept."""
+    folder = model_folder()
+    base = FolderWeights.of(folder)
+    made(tmp_path / "a", base, 1)
+    request = asking("a", 5, 9, 7, temperature=0.0, max_new_tokens=200, ignore_eos=True)
+
+    async def run():
+        async with serve(folder) as engine:
+            await engine.load_adapter("a", tmp_path / "a", 0)
+            whole = await engine.generate(request)
+            task = asyncio.ensure_future(engine.generate(request))
+            await until_generated(engine, 3)
+            await engine.pause(PauseMode.KEEP)
+            await engine.sleep()
+            await engine.wake()
+            await engine.receive_weights(base.offer(1), 1)
+            await engine.commit_weights(1)
+            await engine.resume()
+            return whole, await task
+
+    whole, slept = asyncio.run(run())
+    assert slept.output_ids == whole.output_ids
+    torch.testing.assert_close(torch.tensor(slept.logprobs), torch.tensor(whole.logprobs), atol=1e-4, rtol=1e-4)
 
 
 def test_after_an_update_an_adapter_is_over_the_new_weights(serve, model_folder, tmp_path):

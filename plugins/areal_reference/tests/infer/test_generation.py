@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import shutil
 
 import pytest
 import torch
@@ -256,6 +258,19 @@ def test_the_models_end_token_ends_the_output_unless_ignored(serve):
         assert normal.output_ids == ignoring.output_ids[: end + 1]
         assert normal.stop_reason == (StopReason.STOP if normal.output_ids[-1] == 1 else StopReason.LENGTH)
     assert any(g.stop_reason is StopReason.STOP for g in outputs)
+
+
+def test_the_end_token_of_a_config_counts_where_the_settings_of_generation_name_none(serve, model_folder, tmp_path):
+    """Many folders recommend a temperature there and nothing else."""
+    folder = shutil.copytree(model_folder(), tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 0.6}))
+
+    async def run():
+        async with serve(folder) as engine:
+            return await asyncio.gather(*(engine.generate(ask(5, 9, seed=s, max_new_tokens=60)) for s in range(20)))
+
+    ended = [generation for generation in asyncio.run(run()) if 1 in generation.output_ids]
+    assert ended and all(generation.output_ids.index(1) == len(generation.output_ids) - 1 for generation in ended)
 
 
 @pytest.mark.parametrize("prior", [0, 6])

@@ -301,6 +301,46 @@ def test_weights_that_are_not_finite_fail_requests_and_leave_no_trace(serve, mod
     assert list(generation.output_ids) == logits.argmax(-1).tolist()
 
 
+def test_a_request_that_is_not_finite_fails_alone(serve, model_folder):
+    """One prompt holds a token whose embedding is NaN; whoever takes over its place in the cache loses nothing."""
+    sound = FolderWeights.of(model_folder(seed=5, tied=False))
+    name = "model.embed_tokens.weight"
+    embeddings = sound.tensors[name].clone()
+    embeddings[40] = float("nan")
+    weights = FolderWeights({**sound.tensors, name: embeddings}, sound.tied)
+    prompts = [(5, 40, 9), (7, 8, 9, 10), (11,), (12, 13, 14, 15, 16, 17)]
+    first, *others = [ask(*ids, temperature=0.0, max_new_tokens=30, ignore_eos=True) for ids in prompts]
+
+    async def run():
+        async with serve(model_folder(tied=False)) as engine:
+            await engine.receive_weights(weights.offer(1), 1)
+            await engine.commit_weights(1)
+            return await asyncio.gather(*map(engine.generate, (first, *others)), return_exceptions=True)
+
+    failed, *results = asyncio.run(run())
+    assert isinstance(failed, GenerationFailed)
+    for request, result in zip(others, results, strict=True):
+        ids = [*request.input_ids, *result.output_ids]
+        assert 40 not in ids, "the test's prompts lead to the token that is not finite"
+        logits = full_logits(model_folder(seed=5, tied=False), ids)[len(request.input_ids) - 1 : -1]
+        assert list(result.output_ids) == logits.argmax(-1).tolist()
+
+
+def test_an_engine_that_sleeps_holds_no_second_copy_of_its_weights(serve, model_folder):
+    """The buffers that updates arrive in, from the first update on."""
+    weights = FolderWeights.of(model_folder(seed=5))
+
+    async def run():
+        async with serve() as engine:
+            await engine.receive_weights(weights.offer(1), 1)
+            await engine.commit_weights(1)
+            await engine.pause(PauseMode.ABORT)
+            await engine.sleep()
+            return dict(engine.running.stage.spare)
+
+    assert asyncio.run(run()) == {}
+
+
 @pytest.mark.slow
 def test_memory_stays_flat_over_a_thousand_updates(serve, model_folder):
     """Two buffers per parameter, whatever the number of updates."""

@@ -94,13 +94,15 @@ def complete(bench: TrainBench) -> None:
 
 @check("train.save.companions", level=Level.SINGLE, law=11, spec=SPEC)
 def companions(bench: TrainBench) -> None:
-    """What chats and generation read comes along: chat templates, recommended settings; of a folder of links, files."""
+    """What chats and generation read comes along: chat templates, settings, vocabularies; links as files."""
     model = bench.folder / "chats"
     shutil.copytree(bench.model(), model)
     template = "{% for message in messages %}[{{ message['role'] }}]{{ message['content'] }}{% endfor %}"
     (model / "chat_template.jinja").write_text(template)
     wanted = {"do_sample": True, "temperature": 0.3, "eos_token_id": [1, 5], "pad_token_id": 0}
     (model / "generation_config.json").write_text(json.dumps(wanted))
+    vocabulary = bytes(range(256)) * 9
+    (model / "tokenizer.model").write_bytes(vocabulary)
     folder, cached = bench.folder / "saved", bench.folder / "cache" / "snapshot"
     cached.mkdir(parents=True)
     for file in model.iterdir():
@@ -115,6 +117,8 @@ def companions(bench: TrainBench) -> None:
     expect(told.chat_template == own.chat_template, f"the saved folder's chat template is {told.chat_template!r}")
     both = [each.apply_chat_template(chat, tokenize=False) for each in (told, own)]
     expect(both[0] == both[1], f"a conversation is written {both[0]!r} by the saved folder, {both[1]!r} by its own")
+    kept = folder / "tokenizer.model"
+    expect(kept.is_file() and kept.read_bytes() == vocabulary, "the saved folder has not the model's tokenizer.model")
     said = GenerationConfig.from_pretrained(folder).to_dict()
     for name, value in wanted.items():
         expect(said[name] == value, f"generation_config.json: {name} is {said[name]!r}, the model's is {value!r}")
