@@ -173,6 +173,21 @@ def test_equal_prompts_are_computed_once(serve, model_folder):
     assert (metrics["prompt_tokens_computed"], metrics["prompt_tokens_shared"]) == (5, 20)
 
 
+def test_beginnings_of_unlike_lengths_are_shared_in_one_step(serve, model_folder):
+    """Prompts that differ in their last token keep it, beside others that share more."""
+    prompts = [(5, 9, 7, last) for last in (11, 12, 13)] + [(*range(20, 40), last) for last in (3, 4)]
+    requests = [ask(*ids, temperature=0.0, max_new_tokens=6, ignore_eos=True) for ids in prompts]
+
+    async def run():
+        async with serve() as engine:
+            return await asyncio.gather(*(engine.generate(request) for request in requests))
+
+    for request, generation in zip(requests, asyncio.run(run()), strict=True):
+        got, expected, logits = reported(model_folder(), request, generation)
+        assert list(generation.output_ids) == logits.argmax(-1).tolist()
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+
+
 def test_a_seed_fixes_the_output_and_another_seed_changes_it(serve):
     """Equal seeds give equal tokens in one batch; different seeds give different ones."""
     seeds = [7, 7, 8, None]
