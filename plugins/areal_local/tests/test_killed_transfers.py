@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -68,6 +69,31 @@ def test_what_a_killed_controller_left_is_gone(kind: str, tmp_path: Path) -> Non
     assert len(alive) == (0 if kind == "memory" else 1)
     assert list(tmp_path.iterdir()) == []
     assert list(Path("/dev/shm").glob(f"areal-*-{killed.process.pid}-*")) == []
+
+
+@pytest.mark.parametrize("kind", ["disk", "file"])
+def test_a_worker_tidies_up_after_every_controller_it_outlived(kind: str, tmp_path: Path) -> None:
+    """A replica that was kept while trainers started again has had several, each with a folder of its own."""
+    controllers = [
+        DiskTransport(DiskConfig(root=str(tmp_path)))
+        if kind == "disk"
+        else ShmTransport(ShmConfig(backing="file", folder=str(tmp_path)))
+        for _ in range(2)
+    ]
+    worker = type(controllers[0])()
+    for controller in controllers:
+        offer = controller.open(1)
+        send(worker, offer, some_tensors())
+    assert len(list(tmp_path.iterdir())) == 2
+    for controller in controllers:
+        owned = controller.folder if isinstance(controller, DiskTransport) else controller._folder
+        assert owned is not None
+        os.close(owned.lock)  # as when the process is killed
+        owned.lock = -1
+    del worker
+    gc.collect()
+
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_next_run_removes_what_a_killed_one_left_though_it_makes_no_file_itself(tmp_path: Path) -> None:
