@@ -95,7 +95,7 @@ def ranks(bench: TrainBench) -> None:
             same_after_load(bench, layout, variant=name, model=dict(variant.model))
 
 
-@rule("train.options.four", level=Level.DISTRIBUTED, requires=("parallel.data",), ranks=4)
+@rule("train.options.four", level=Level.FAULTS, requires=("parallel.data",), ranks=4)
 def four(bench: TrainBench) -> None:
     """Four ranks with the options of each variant step as one rank without, and go on exactly from their state."""
     for name, variant, layout in varied(bench, 4):
