@@ -171,7 +171,7 @@ def late(bench: TrainBench) -> None:
         as_on_one_rank(bench, layout, plans=[EVEN, UNEVEN], late=number % 2, sends=2)
 
 
-@_check("train.ranks.unlike", spec="train#training-engines-and-objectives")
+@_check("train.ranks.unlike", level=Level.FAULTS, spec="train#training-engines-and-objectives")
 def unlike(bench: TrainBench) -> None:
     """Ranks whose sets give the same names in another order each make the same collectives, and train as one rank."""
     for layout in layouts(bench):
