@@ -56,6 +56,26 @@ def test_a_folder_that_replaces_another_is_never_missing(tmp_path: Path, monkeyp
         assert missing == ([tmp_path / "model"] * 2 if cannot else [])
 
 
+def test_a_folder_keeps_its_name_when_the_one_that_replaces_it_gets_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where two names cannot change places the old folder is renamed first; an error then gives it back its name."""
+    write_folder(tmp_path / "model", SingleRank(), lambda partial: _put(partial / "old.txt"))
+    rename = Path.rename
+
+    def failing(self: Path, target: Path) -> Path:
+        if self.name == "model.partial":
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(folder, "exchange", lambda _one, _other: False)
+    monkeypatch.setattr(Path, "rename", failing)
+
+    with pytest.raises(StorageError, match="Input/output"):
+        write_folder(tmp_path / "model", SingleRank(), lambda partial: _put(partial / "new.txt"))
+    assert listing(tmp_path) == ["model/old.txt"]
+
+
 def test_names_of_what_is_not_there_are_not_exchanged(tmp_path: Path) -> None:
     """An error is told, and nothing was changed."""
     _put(tmp_path / "here")

@@ -71,10 +71,7 @@ def give_name(partial: Path, path: Path) -> None:
         if path.exists() and exchange(partial, path):
             old = partial
         else:
-            if path.exists():
-                shutil.rmtree(old, ignore_errors=True)
-                path.rename(old)
-            partial.rename(path)
+            _rename_over(partial, path, old)
         sync(path.parent)
     shutil.rmtree(old, ignore_errors=True)
 
@@ -86,6 +83,20 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _rename_over(partial: Path, path: Path, old: Path) -> None:
+    """Give `partial` the name `path` where two names cannot change places: what is there becomes `old` for a moment."""
+    if not path.exists():
+        partial.rename(path)
+        return
+    shutil.rmtree(old, ignore_errors=True)
+    path.rename(old)
+    try:
+        partial.rename(path)
+    except BaseException:
+        old.rename(path)
+        raise
 
 
 def _write(partial: Path, write: Callable[[Path], None]) -> None:
