@@ -64,7 +64,9 @@ certify transport-disk --backend disk --role transport
 certify transport-shm --backend shm --role transport
 certify transport-collective --backend collective --role transport
 certify device-cpu --backend cpu --role device
-certify workflow-single_turn --backend single_turn --role workflow
+for workflow in single_turn critique multi_turn tools self_play judge agent; do
+  certify "workflow-$workflow" --backend "$workflow" --role workflow
+done
 certify endpoint-http --backend http --role endpoint
 for renderer in auto plain template chatml qwen2.5 qwen3 llama3 deepseek glm4 harmony; do
   certify "renderer-$renderer" --backend "$renderer" --role renderer

@@ -63,6 +63,16 @@ def test_workflows_in_order_pass(name: str) -> None:
     assert [(one.check, one.message) for one in results] == []
 
 
+def test_an_agent_of_the_users_is_held_to_the_same_checks() -> None:
+    """Those that its requests over HTTP do not make slow; `conformance/certify.sh` makes all."""
+    quick = [
+        one.id for one in checks_of("workflow") if one.id not in ("workflow.rows.own_prompt", "workflow.options.checks")
+    ]
+    results = results_of(locate(Locator(role="workflow", name="agent")), *quick)
+
+    assert [(one.check, one.message) for one in results] == []
+
+
 def test_of_a_workflow_that_asks_for_no_reward_nothing_is_said_about_rewards() -> None:
     """The judge of the fleet gives them. Its adapter says so, and is believed only where that is so."""
     target = locate(Locator(role="workflow", name="judge"))

@@ -90,14 +90,16 @@ async def close_clients() -> None:
         await each.close()
 
 
-def episodes(agent: Any, *sessions: Speaking, **options: Any) -> list[Episode]:
+def episodes(agent: Any, *sessions: Speaking, row: Mapping[str, Any] | None = None, **options: Any) -> list[Episode]:
     """Run an agent once for every session, side by side; close the endpoint."""
+
+    data = row or {"prompt": "ab>"}
 
     async def run() -> list[Episode]:
         workflow = AgentWorkflow(AgentConfig(run="json:loads", **options), run=agent)
         try:
             async with asyncio.TaskGroup() as scope:
-                calls = [scope.create_task(workflow.arun_episode(session, {"prompt": "ab>"})) for session in sessions]
+                calls = [scope.create_task(workflow.arun_episode(session, data)) for session in sessions]
             return [call.result() for call in calls]
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None

@@ -219,6 +219,18 @@ def test_an_episode_fails_with_the_fleet_whatever_its_agent_says() -> None:
         episodes(stubborn, Speaking(fails={1: NoReplica("every replica is out of service")}))
 
 
+def test_an_agent_whose_only_request_was_refused_fails_with_what_was_wrong_with_it() -> None:
+    """It asked, so it is not told to ask; what it was told is what its user is told."""
+
+    async def resigned(row: dict[str, Any], base_url: str, api_key: str) -> float:
+        with pytest.raises(openai.BadRequestError):
+            await client(base_url, api_key).completions.create(model="policy", prompt="ab>")
+        return 1.0
+
+    with pytest.raises(PromptTooLong, match="99 tokens"):
+        episodes(resigned, Speaking(fails={0: PromptTooLong("the prompt has 99 tokens")}))
+
+
 def by_call(row: dict[str, Any], base_url: str, api_key: str) -> None:
     """An agent that is no coroutine, with the client that is none, and a reward by call."""
     with openai.OpenAI(base_url=base_url, api_key=api_key) as api:
@@ -245,6 +257,19 @@ def test_a_reward_is_returned_told_or_judged(agent: Any, reward: float, part: st
     assert made.trajectories[0].reward == reward
     assert part is None or part in made.metrics
     assert [value.completion for value in session.scored] == (["xa"] if part == "judged" else [])
+
+
+@pytest.mark.parametrize(("row", "told"), [({"prompt": "how?"}, "how?"), ({"task": "how?"}, f"u>q{END}a>")])
+def test_a_reward_function_is_told_the_prompt_of_the_row(row: dict[str, Any], told: str) -> None:
+    """However the agent put it; what it asked, where the row has no text for it."""
+
+    async def asks(row: dict[str, Any], base_url: str, api_key: str) -> None:
+        messages: Any = [{"role": "user", "content": "q"}]
+        await client(base_url, api_key).chat.completions.create(model="policy", messages=messages)
+
+    episodes(asks, session := Speaking(), row=row)
+
+    assert [value.prompt for value in session.scored] == [told]
 
 
 def test_the_reward_agent_is_no_zero_where_an_agent_says_none() -> None:

@@ -48,6 +48,8 @@ class AgentSession:
     recorder: Recorder = field(factory=Recorder)
     reward: float | None = None
     failure: BaseException | None = None
+    refused: BaseException | None = None
+    """What was wrong with the newest request that was refused for what it asked."""
     last: tuple[Sequence[int], Generation] | None = None
     responses: dict[str, Sequence[Message]] = field(factory=dict)
     """Conversations by the id of the response they ended with, for APIs whose requests name one."""

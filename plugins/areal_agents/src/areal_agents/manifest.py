@@ -14,6 +14,7 @@ AGENT = Manifest(
     requires=("torch>=2.11",),
     devices=("cpu", "cuda", "npu"),
     summary="any agent that talks to an OpenAI-compatible URL: exact tokens, one key per episode",
+    conformance="areal_agents.workflows.conformance.agent:AGENT",
     claims={
         "multi_turn": full(),
         "adapters": unsupported("every answer is the policy's"),

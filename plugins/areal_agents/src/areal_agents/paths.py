@@ -131,6 +131,7 @@ async def _outcome(request: Request, session: AgentSession, api: Api[B], body: B
     except ClientGone:
         return Problem(status=400, message="the client went away")
     except _OF_THE_REQUEST as error:
+        session.refused = error
         return _of_the_request(error)
     except Exception as error:  # whatever a fleet fails with: the session fails with it, and the agent is told
         session.failure = error

@@ -47,6 +47,7 @@ class AgentWorkflow:
 
         Raises:
             EpisodeFailed: the agent asked nothing, took too long, or returned no reward; or its command failed.
+            PromptTooLong, CapabilityError, BatchError, DatasetError: all it asked was refused, the last time for this.
             RewardFailed: the reward function that judges its last answer did not give a number.
             NoReplica, GenerationFailed: the fleet failed during it, also where the agent went on.
             Anything: what the agent raised.
@@ -59,11 +60,7 @@ class AgentWorkflow:
         if episode.failure is not None:
             raise episode.failure
         if episode.last is None:
-            raise EpisodeFailed(
-                f"the agent asked nothing in episode {engine.task_id}",
-                why="there is no answer of the policy to train on",
-                fix="have it use the base_url and the api_key that it is given",
-            )
+            raise _unanswered(episode, engine.task_id)
         result = reward_told(returned, engine.task_id) or await _reward(engine, episode, data)
         reward = require_ok(result, f"episode {engine.task_id}")
         return Episode(
@@ -105,16 +102,26 @@ def _endpoint(config: AgentConfig) -> AgentEndpoint:
     return built
 
 
+def _unanswered(episode: OpenSession, name: str) -> BaseException:
+    """Return why an agent that ended has no answer: its last request was refused, or it made none."""
+    refused: BaseException | None = getattr(episode, "refused", None)  # an endpoint of others may not tell
+    return refused or EpisodeFailed(
+        f"the agent asked nothing in episode {name}",
+        why="there is no answer of the policy to train on",
+        fix="have it use the base_url and the api_key that it is given",
+    )
+
+
 async def _reward(engine: Session, episode: OpenSession, data: Mapping[str, Any]) -> RewardResult:
     """Return the reward that the agent told by call, or else what the run's own function makes of its last answer."""
     if episode.reward is not None:
         return RewardResult(value=episode.reward)
     assert episode.last is not None
     prompt_ids, generation = episode.last
-    tokenizer = engine.tokenizer
+    tokenizer, own = engine.tokenizer, data.get("prompt")
     return await engine.reward(
         RewardInput(
-            prompt=tokenizer.decode(list(prompt_ids)),
+            prompt=own if isinstance(own, str) else tokenizer.decode(list(prompt_ids)),
             completion=tokenizer.decode(generation.output_ids, skip_special_tokens=True),
             completion_ids=generation.output_ids,
             stop_reason=str(generation.stop_reason),
