@@ -171,35 +171,38 @@ def spoiled(
     return out
 
 
-def not_finite(bench: RankBench, layout: dict[str, int], rows: Rows, *, bad: int, value: float | str) -> dict[str, Any]:
+def not_finite(
+    bench: RankBench, layout: dict[str, int], rows: Rows, *, bad: int, value: float | str, head: str = "causal_lm"
+) -> dict[str, Any]:
     """Step with a number that is not finite in one shard, once before and once after a right step."""
+    column_of, objective = ("returns", "values") if head == "value" else ("advantages", "gain")
     batch = bench.batch(SHAPES)
     optimizer = attrs.evolve(OPTIMIZER, warmup_steps=4, max_grad_norm=1.0)
-    with bench.engine(layout=layout, optimizer=optimizer) as engine:
+    with bench.engine(layout=layout, optimizer=optimizer, head=head) as engine:
         good = shard(bench, batch, rows)
         wrong = good
         assert bench.info is not None, "the engine is started"
         if bench.info.data_rank == bad % bench.info.data_size:  # ranks that share a shard are given the same one
-            column = good.tokens["advantages"].clone()
+            column = good.tokens[column_of].clone()
             column[good.tokens["loss_mask"].nonzero()[-1]] = float(value)
-            wrong = good.with_tokens(advantages=column)
+            wrong = good.with_tokens(**{column_of: column})
         before = bench.sent(engine)
-        out: dict[str, Any] = {"skipped": told(engine.train_step(wrong, OBJECTIVES["gain"]()))}
+        out: dict[str, Any] = {"skipped": told(engine.train_step(wrong, OBJECTIVES[objective]()))}
         after = bench.sent(engine)
         out["changed"] = gap(before, after)[0]
-        out["good"] = [told(engine.train_step(good, OBJECTIVES["gain"]()))]
-        out["skipped_again"] = told(engine.train_step(wrong, OBJECTIVES["gain"]()))
-        out["good"].append(told(engine.train_step(good, OBJECTIVES["gain"]())))
+        out["good"] = [told(engine.train_step(good, OBJECTIVES[objective]()))]
+        out["skipped_again"] = told(engine.train_step(wrong, OBJECTIVES[objective]()))
+        out["good"].append(told(engine.train_step(good, OBJECTIVES[objective]())))
         sent = bench.sent(engine)
     if bench.rank != 0:
         return out
 
     def alone() -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-        with bench.engine(optimizer=optimizer) as single:
+        with bench.engine(optimizer=optimizer, head=head) as single:
             whole = batch.select(union_of(rows))
-            return [told(single.train_step(whole, OBJECTIVES["gain"]())) for _ in range(2)], bench.sent(single)
+            return [told(single.train_step(whole, OBJECTIVES[objective]())) for _ in range(2)], bench.sent(single)
 
-    out["alone"], reference = once(bench, f"finite {rows}", alone)
+    out["alone"], reference = once(bench, f"finite {rows} {head}", alone)
     out["gap"], out["worst"] = gap(reference, sent)
     return out
 

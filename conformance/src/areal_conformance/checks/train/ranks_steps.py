@@ -188,11 +188,15 @@ def forward(bench: TrainBench) -> None:
 
 @_check("train.ranks.not_finite", spec="train#TrainReport", deadline_s=40.0)
 def not_finite(bench: TrainBench) -> None:
-    """A gradient that is not finite in one shard skips the step on all ranks: weights, moments and schedule stay."""
-    for bad, value in ((1, "nan"), (0, "inf")):
+    """A gradient that is not finite in one shard skips the step on all ranks: weights, moments and schedule stay.
+
+    Of a critic, too, whose head is a single row, so that ranks which cut by rows hold nothing of it.
+    """
+    critic = "value" if bench.target.claimed("head.value") else "causal_lm"
+    for bad, value, head in ((1, "nan", "causal_lm"), (0, "inf", critic)):
         program = "areal_conformance.ranks.steps:not_finite"
-        for layout, answers in answered(bench, program, apart_s=APART_S, rows=EVEN, bad=bad, value=value):
-            where = f"layout {named(layout)}, {value} in shard {bad}"
+        for layout, answers in answered(bench, program, apart_s=APART_S, rows=EVEN, bad=bad, value=value, head=head):
+            where = f"layout {named(layout)}, {value} in shard {bad}, head {head}"
             for key in ("skipped", "skipped_again"):
                 for rank, answer in enumerate(answers):
                     report = answer[key]
