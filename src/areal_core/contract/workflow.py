@@ -115,6 +115,7 @@ class Session(Protocol):
     ) -> Generation:
         """Generate with the run's sampling parameters, or the given ones.
 
+        A seed of the run's own, or none, is that of a draw of this turn's; any other is used as it is.
         An interruption by a weight update is continued here; the result is whole,
         with one version span per version that computed it.
         `structure` is what the output's text must look like, since 1.1; log-probs are of the tokens it allows.

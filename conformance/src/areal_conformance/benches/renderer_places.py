@@ -145,6 +145,26 @@ FOLLOWING: Mapping[str, Callable[[str], list[Json]]] = {
 """Places of what follows an answer: likewise, the messages alone."""
 
 
+def reads_as(written: str, usual: str, text: str) -> bool:
+    """Tell whether what was written is the usual with a text in place of `WORD`, spelled as JSON may where that is."""
+    if written == usual.replace(WORD, text):
+        return True
+    begin, *rest = usual.split(f'"{WORD}"')
+    place = len(begin.replace(WORD, text))
+    if written[:place] != begin.replace(WORD, text):
+        return False
+    for piece in rest:
+        try:
+            seen, place = json.JSONDecoder().raw_decode(written, place)
+        except ValueError:
+            return False
+        due = piece.replace(WORD, text)
+        if seen != text or not written.startswith(due, place):
+            return False
+        place += len(due)
+    return place == len(written)
+
+
 def told(answer: Answer) -> str:
     """Return what an answer says as one text, in which a word can be replaced by another."""
     return json.dumps(message_of(answer), ensure_ascii=False)

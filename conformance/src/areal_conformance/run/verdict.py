@@ -105,7 +105,10 @@ def _line(rows: Sequence[Row], provisional: Sequence[Row], left_out: Mapping[str
     outcomes = Counter(row.outcome for row in rows)
     ran = sum(outcomes[outcome] for outcome in RAN)
     each = ", ".join(f"{outcomes[outcome]} {outcome}" for outcome in RAN if outcomes[outcome])
-    parts = [f"{ran} ran" + (f": {each}" if each else ""), f"{outcomes[Outcome.SKIP]} skipped by claim"]
+    exempt = sum(row.outcome is Outcome.SKIP and row.tier is Tier.CORE for row in rows)
+    parts = [f"{ran} ran" + (f": {each}" if each else ""), f"{outcomes[Outcome.SKIP] - exempt} skipped by claim"]
+    if exempt:
+        parts.append(f"{exempt} skipped as the adapter says")
     hanging = sum(row.outcome is Outcome.NOT_RUN and not row.missing for row in rows)
     if hanging:
         parts.append(f"{hanging} not run as the ledger says")

@@ -14,10 +14,10 @@ from typing import Any
 
 import psutil
 import torch
-from attrs import asdict, frozen
+from attrs import frozen
 
 from areal_conformance.benches.infer import InferBench
-from areal_conformance.benches.process import pooled_threads
+from areal_conformance.benches.process import memory_bytes, pooled_threads
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.sampling import IMPROBABLE
 from areal_conformance.checks.infer.sampling_ends import END
@@ -53,37 +53,50 @@ class _Held:
     memory: int = 0
     descriptors: int = 0
     threads: int = 0
+    name: str = ""
 
 
 def _held() -> dict[int, _Held]:
-    """Return what this process and its children hold, each by its id; of memory only what is its own.
+    """Return what this process and its children hold, each by its id.
 
-    Memory that earlier checks left free here is given back first: what is kept could grow into it unseen. Pages of
-    files are left out: the system takes them back when it likes.
+    Memory that earlier checks left free here is given back first: what is kept could grow into it unseen.
     """
     gc.collect()
     release_cache(torch.device(CPU))
     held, own = {}, psutil.Process()
     for process in (own, *own.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
-            memory = process.memory_info()
             held[process.pid] = _Held(
-                memory.rss - getattr(memory, "shared", 0),
+                memory_bytes(process),
                 process.num_fds(),
                 process.num_threads() - (pooled_threads() if process == own else 0),
+                process.name(),
             )
     return held
 
 
 def _grown(before: Mapping[int, _Held]) -> _Held:
-    """Return what is held beyond what was; a child that ended meanwhile, of an earlier check, hides no growth."""
-    now, nothing = _held(), _Held()
-    pairs = [(each, before.get(pid, nothing)) for pid, each in now.items()]
+    """Return what is held beyond what was.
+
+    A new child takes the place of one of its name that ended; else what ended, of an earlier check, hides no growth.
+    """
+    now = _held()
+    ended = [each for pid, each in before.items() if pid not in now]
+    pairs = [(each, before[pid] if pid in before else _in_place_of(each, ended)) for pid, each in now.items()]
     return _Held(
         sum(after.memory - was.memory for after, was in pairs),
         sum(after.descriptors - was.descriptors for after, was in pairs),
         sum(after.threads - was.threads for after, was in pairs),
     )
+
+
+def _in_place_of(new: _Held, ended: list[_Held]) -> _Held:
+    """Take from those that ended one that this new process replaces; nothing if there is none."""
+    same = next((each for each in ended if each.name == new.name), None)
+    if same is None:
+        return _Held()
+    ended.remove(same)
+    return same
 
 
 @check("infer.many.flat", level=Level.LOOP, law=10, spec="infer#weights", deadline_s=180.0)
@@ -101,7 +114,7 @@ async def flat(bench: InferBench) -> None:
             if number == WARM:
                 before = _held()
         grown = _grown(before)
-    bench.numbers |= {name: float(number) for name, number in asdict(grown).items()}
+    bench.numbers |= {name: float(getattr(grown, name)) for name in ("memory", "descriptors", "threads")}
     allowed = (UPDATES - WARM) * size // 3
     each = f"{UPDATES - WARM} updates of {size} bytes grew the process by {grown.memory}, {allowed} are allowed"
     expect(grown.memory < allowed, f"{each}: weights of old versions are kept")

@@ -17,6 +17,7 @@ from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.sampling import hot, judge_output
 from areal_conformance.oracles.infer_judging import expect_answered, expect_policy, raises
 from areal_conformance.outcome import expect
+from areal_core.contract.abilities import asked_of_sampling
 from areal_core.contract.errors import ArealError
 
 BEYOND: tuple[dict[str, Any], ...] = (
@@ -47,7 +48,7 @@ rule = partial(check, level=Level.SINGLE, spec="infer#sampling")
 
 @rule("infer.range.beyond", law=5)
 async def beyond(bench: InferBench) -> None:
-    """A number beyond its range is refused by name, claimed or not, and harms no request beside it."""
+    """A number beyond its range is refused by the name of its field, or of the ability it takes; nobody is harmed."""
     async with bench.engine() as engine:
         beside = bench.ask(5, 9, name="beside", max_new_tokens=60)
         call = bench.call(engine.generate(beside))
@@ -55,8 +56,9 @@ async def beyond(bench: InferBench) -> None:
         for given in BEYOND:
             asked = attrs.evolve(plain, sampling=attrs.evolve(plain.sampling, **given))
             error = await raises(ArealError, partial(engine.generate, asked), f"generate with {given}")
-            (name,) = given
-            expect(name in str(error), f"generate with {given} is refused without the word {name!r}: {error}")
+            named = (*given, *asked_of_sampling(asked.sampling))
+            told = f"generate with {given} is refused without one of the words {', '.join(named)}: {error}"
+            expect(any(name in str(error) for name in named), told)
         for prior in (-1, len(plain.input_ids), len(plain.input_ids) + 1):
             asked = attrs.evolve(plain, num_prior=prior)
             told = f"{prior} prior tokens of the {len(plain.input_ids)} of a request"
