@@ -123,6 +123,19 @@ def test_a_gap_carries_the_reward_to_the_turn_before() -> None:
     assert _advantages(packed([[0, 0, 1, 1, 0, 1]])) == [0, 0, 1, 1, 0, 1]
 
 
+@pytest.mark.parametrize("length", [4_097, 40_000])
+def test_a_reward_reaches_the_first_token_of_a_long_answer(length: int) -> None:
+    """The sums are taken in strides that double, as many as the longest answer needs; a short one beside it, too."""
+    discount = 0.9999
+    batch = packed([[1] * length, [0, 1, 1]], groups=[0, 1])
+
+    result, _ = columns_of(batch, evolve(PLAIN, gamma=discount, lam=1.0), max_new_tokens=length)
+
+    advantages = result.tokens["advantages"]
+    assert float(advantages[0]) == pytest.approx(discount ** (length - 1), rel=1e-5)
+    assert advantages[-3:].tolist() == pytest.approx([0.0, discount, 1.0])
+
+
 def test_v3_a_reward_after_the_last_generated_token_is_not_lost() -> None:
     """Mask [0,0,1,1,0,0]: the trajectory ends in tokens it did not generate and is still paid."""
     assert _advantages(packed([[0, 0, 1, 1, 0, 0]])) == [0, 0, 1, 1, 0, 0]

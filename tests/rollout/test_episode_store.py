@@ -180,6 +180,39 @@ def test_what_is_too_old_for_the_bound_is_issued_again() -> None:
     run(test)
 
 
+def test_what_is_kept_has_room_by_its_age_not_by_its_place() -> None:
+    """Old groups have the batches that are left for them; younger ones in front of them are issued again."""
+
+    async def test() -> None:
+        store = Remembered()
+        config = RolloutConfig(prompts_per_step=1, group_size=1, max_staleness=2, retries=0)
+        bench = RolloutBench(config, store=store)
+        before = {group.task.index for _ in range(2) for group in await bench.step()}
+        state = bench.executor.state()
+        while bench.executor.stats().running:
+            await bench.clock.advance(1.0)
+        await bench.close()
+        left = sorted((e for e in store.episodes if e.task_index not in before), key=lambda e: e.task_index)
+        store.episodes = [_aged(e, version) for e, version in zip(left, (1, 1, 0), strict=True)]
+
+        again = RolloutBench(config, store=store, state=state)
+        batches = [await again.step() for _ in range(4)]
+        await again.close()
+
+        trained = [group.task.index for groups in batches for group in groups]
+        assert trained[0] == left[-1].task_index and {e.task_index for e in left} < set(trained)
+        assert len(before | set(trained)) == 6
+        assert max(age for groups in batches for group in groups for age in group.staleness) <= 2
+
+    run(test)
+
+
+def _aged(ended: EndedEpisode, version: int) -> EndedEpisode:
+    """Return the episode with all its tokens of one version."""
+    made = [evolve(each, versions=each.versions.where(~each.loss_mask, version)) for each in ended.trajectories]
+    return evolve(ended, trajectories=made)
+
+
 def test_what_is_dropped_is_told_with_its_attempt() -> None:
     """Under the policy drop a prompt's attempts have fates of their own."""
 
