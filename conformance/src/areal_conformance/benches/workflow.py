@@ -82,6 +82,8 @@ class ScriptedSession:
     image_token_id: int | None = field(factory=lambda: placeholder_id())
     at_generate: Callable[[int], Awaitable[object]] | None = None
     at_reward: Callable[[], Awaitable[object]] | None = None
+    reads: Callable[[str], ToolParse | BaseException] = lambda text: ToolParse(content=text)
+    """What the engine's own parser makes of an output: no call, unless a check says otherwise."""
     asked: list[Asked] = Factory(list)
     scored: list[RewardInput] = Factory(list)
     cancelled: int = 0
@@ -119,8 +121,11 @@ class ScriptedSession:
         return outcome
 
     async def parse_tool_calls(self, text: str, tools: Sequence[Mapping[str, Any]]) -> ToolParse:
-        """Find none. Any: JSON."""
-        return ToolParse(content=text)
+        """Read an output as the script says. Any: JSON."""
+        found = self.reads(text)
+        if isinstance(found, BaseException):
+            raise found
+        return found
 
     async def reward(self, value: RewardInput) -> RewardResult:
         """Give the judge's result."""

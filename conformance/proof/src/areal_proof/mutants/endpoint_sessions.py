@@ -108,6 +108,13 @@ async def CountsNothing(original: Original, self: SecondOpen) -> Any:
     return await original()
 
 
+@breaks_session("ask", "endpoint.sessions.limit_of_all")
+async def CountsAnswers(original: Original, self: SecondOpen) -> Any:
+    """Counts answers in place of requests."""
+    self.num_asked = self.num_answers
+    return await original()
+
+
 @breaks_session("ask", "endpoint.sessions.aborted", row="token-fidelity")
 async def AbortTakesTheLastAnswer(original: Original, self: SecondOpen) -> Any:
     """Forgets the newest answer when a client goes away."""

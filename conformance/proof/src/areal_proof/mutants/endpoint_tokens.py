@@ -66,6 +66,17 @@ def CutAnswerStaysOpen(original: Original, self: SecondOpen) -> Any:
     return made[:place] + made[place + 1 :]
 
 
+@breaks("ask", "endpoint.tokens.responses", row="token-fidelity")
+async def ResponsesGrow(original: Original, self: SecondOpen, wanted: Any) -> Any:
+    """Adds what goes on from a response to that response."""
+    if wanted.previous in self.responses:
+        said = wanted.messages[wanted.instructions :]
+        made = await original()
+        self.responses[wanted.previous] = (*self.responses[wanted.previous], *said)
+        return made
+    return await original()
+
+
 @breaks("went_on", "endpoint.tokens.edited", incident="miles#353", row="token-fidelity")
 def EditedIsAppended(original: Original, self: SecondOpen, wanted: Any) -> Any:
     """Takes a history for the one it knows if it has as many messages."""
@@ -210,6 +221,14 @@ ROWS = breaks.rows(
             if one["role"] == "assistant"]])),
     row("SpacesAreEdits", "Takes white space around an answer for an edit.", "endpoint.tokens.spaced",
         known_as=lambda original, messages: json.dumps([original(), [one["content"] for one in messages]])),
+    row("SpacesOfToolsAreNoEdits", "Compares what tools answered without the white space around it.",
+        "endpoint.tokens.results", row="token-fidelity",
+        known_as=lambda original, messages, tools: original([{**one, "content": one["content"].strip()}
+            if one["role"] == "tool" else one for one in messages], tools)),
+    row("SpacesOfQuestionsAreNoEdits", "Compares questions without the white space around them.",
+        "endpoint.tokens.edited", row="token-fidelity",
+        known_as=lambda original, messages, tools: original([{**one, "content": one["content"].strip()}
+            if one["role"] == "user" else one for one in messages], tools)),
     row("ThoughtsLeftOutAreEdits", "Takes thoughts that an agent leaves out for an edit.", "endpoint.tokens.thoughts",
         known_as=lambda original, messages: f"{original()}{[one.get('reasoning_content') for one in messages]}"),
     row("ThoughtsAreTold", "Tells thoughts as content.", "endpoint.tokens.thoughts",

@@ -207,6 +207,15 @@ def RecomputedLayerDropped(original: Original, self: ReferenceTrainEngine) -> An
     return info
 
 
+@breaks("start", "train.checkpointing.recomputed")
+def RecomputedByNobody(original: Original, self: ReferenceTrainEngine) -> Any:
+    """Says that activations are computed twice, and keeps them: layers that are not in training do not look."""
+    info = original()
+    if self.config.activation_checkpointing:
+        hugging_face(self).eval()
+    return info
+
+
 @breaks("columns", "train.value.forward", "train.value.step", base=OtherModel, part=("kind", Columns))
 def ValuesAfterToken(original: Original, batch: Batch, outputs: frozenset[Output]) -> Any:
     """Reads the value of a token after the token."""

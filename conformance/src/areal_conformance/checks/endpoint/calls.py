@@ -7,6 +7,7 @@ Does not know: which renderer reads and writes them.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from areal_conformance.benches.endpoint import EndpointBench, answer, answered, grown, said, text_of, trained
@@ -15,11 +16,13 @@ from areal_conformance.benches.endpoint_streams import Json
 from areal_conformance.check import Level, check, family
 from areal_conformance.outcome import expect
 from areal_conformance.probes.tokenizers import tiny_tokenizer
+from areal_core.contract.errors import CapabilityError, NoReplica
+from areal_core.contract.optional import ToolCall, ToolParse
 
 _TOKENS = "endpoint#tokens"
 _CALL = '<tool_call>\n{"name": "add", "arguments": {"b": "ab", "a": 1}}\n</tool_call>'
 _THOUGHTS = ("abba", "er", "ab ab")
-_OTHER = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+_OTHER = '<tool_call>\n{"name": "look", "arguments": {"word": "er"}}\n</tool_call>'
 
 
 def _tool(form: Form, name: str, purpose: str = "", **properties: Json) -> Json:
@@ -30,13 +33,16 @@ def _tool(form: Form, name: str, purpose: str = "", **properties: Json) -> Json:
 @family("endpoint.tokens.tools.{form}", DIALOGUES, level=Level.SINGLE, law=1, spec=_TOKENS)
 async def tools(bench: EndpointBench, form: Form) -> None:
     """Calls by {form}, streamed or not, are told as its API has them; behind what tools answer exact tokens go on."""
-    script = [answer(1, text=f"abba\n{_CALL}"), answer(2, text=_CALL), answer(3, text=f"{_CALL}\n{_OTHER}"), answer(4)]
-    due = [[("add", {"b": "ab", "a": 1})]] * 2 + [[("add", {"b": "ab", "a": 1}), ("look", {})]]
+    both = f"{_CALL}\n{_OTHER}"
+    texts = (f"abba\n{_CALL}", _CALL, both, both)
+    script = [*(answer(number, text=text) for number, text in enumerate(texts, start=1)), answer(5)]
+    one, other = ("add", {"b": "ab", "a": 1}), ("look", {"word": "er"})
+    due = [[one], [one], [one, other], [one, other]]
     async with bench.opened(form, script=lambda turn: script[turn]) as opened:
         agent, offered = opened.agent, [_tool(form, "add"), _tool(form, "look")]
         agent.history.append(form.asked("what is it?"))
-        for number in range(3):
-            told = answered(form, await agent.ask(tools=offered, stream=number == 1), f"a call by {form.name}")
+        for number in range(4):
+            told = answered(form, await agent.ask(tools=offered, stream=number % 2 == 1), f"a call by {form.name}")
             seen = [(name, arguments) for _, name, arguments in form.calls(told)]
             expect(seen == due[number], f"the policy called {due[number]}, the agent is told {seen}")
             ids = [call for call, _, _ in form.calls(told)]
@@ -64,6 +70,16 @@ def _respelled(value: Any) -> Any:
     }
 
 
+def _words(value: Any) -> Iterator[str]:
+    """Yield the keys and texts of JSON. Any: JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield key
+            yield from _words(one)
+
+
 @check("endpoint.tokens.offered", level=Level.SINGLE, law=1, spec=_TOKENS)
 async def offered(bench: EndpointBench) -> None:
     """A conversation that goes on with other tools is rendered anew with those, and begins a trajectory.
@@ -71,20 +87,86 @@ async def offered(bench: EndpointBench) -> None:
     Other ones are also those of the same names that say something else of themselves.
     """
     offers = [
-        _tool(CHAT, "add"),
-        _tool(CHAT, "look"),
-        _tool(CHAT, "look", "To er"),
-        _tool(CHAT, "look", "To er", ba={}),
+        _tool(CHAT, "add", "orbit"),
+        _tool(CHAT, "quartz", "orbit"),
+        _tool(CHAT, "quartz", "lumen"),
+        _tool(CHAT, "quartz", "lumen", zeta={"type": "integer"}),
+        _tool(CHAT, "quartz", "lumen", zeta={"type": "string"}),
     ]
-    offers.append(_tool(CHAT, "look", "To er", ba={"type": "string"}))
+    told_of = [set(_words(tool)) for tool in offers]
+    known = set[str]().union(*told_of) - set[str].intersection(*told_of)
     async with bench.opened() as opened:
         for number, tool in enumerate(offers, start=1):
             await opened.agent.say("ab ba?", tools=[tool])
             told = text_of(opened.session.asked[-1].input_ids)
-            others = [other for other in offers if other != tool and json.dumps(other) in told]
-            expect(json.dumps(tool) in told and not others, f"{tool} alone is offered now, asked is {told!r}")
+            due, seen = known & told_of[number - 1], {word for word in known if word in told}
+            expect(seen == due, f"{tool} alone is offered now, told of {sorted(due)}; asked is {told!r}")
             made = len(trained(opened))
             expect(made == number, f"a conversation with {number} offers of tools, one by one, is {made} trajectories")
+
+
+@check("endpoint.tokens.results", level=Level.SINGLE, law=1, spec=_TOKENS)
+async def results(bench: EndpointBench) -> None:
+    """What a tool answered counts to the letter, its white space too: changed in it, a conversation begins anew."""
+    texts = ("  ab\n    er", "ab\n    er", "  ab\n    er\n", "  ab\ner")
+    async with bench.opened(script=lambda turn: answer(turn, text=_CALL if turn == 0 else f"abba {turn}")) as opened:
+        agent, offers = opened.agent, [_tool(CHAT, "add")]
+        agent.history.append(CHAT.asked("what is it?"))
+        told = answered(CHAT, await agent.ask(tools=offers), "a call")
+        agent.history += CHAT.echo(told)
+        called, begun = CHAT.calls(told)[0][0], [*agent.history]
+        agent.history.append(CHAT.result(called, texts[0]))
+        await agent.say("well?", tools=offers)
+        after = agent.history[len(begun) + 1 :]
+        for text in texts:
+            agent.history = [*begun, CHAT.result(called, text), *after]
+            await agent.say("and now?", tools=offers)
+            asked = text_of(opened.session.asked[-1].input_ids)
+            async with bench.opened() as fresh:
+                fresh.agent.history = agent.history[:-1]
+                said(CHAT, await fresh.agent.ask(tools=offers), "the same history in another session")
+                due = text_of(fresh.session.asked[0].input_ids)
+            told = f"a tool answered {texts[0]!r}, and is said to have answered {text!r}"
+            expect(asked == due, f"{told}: the policy is asked {asked!r}, of that history it is {due!r}")
+        trained(opened)
+
+
+@check("endpoint.errors.reading", level=Level.SINGLE, law=5, spec="endpoint#errors")
+async def reading(bench: EndpointBench) -> None:
+    """Calls that the engine's own parser finds are told; that it fails is the fleet's failure, that it has none is not.
+
+    Of an answer whose calls could not be read nothing is left.
+    """
+    found = ToolParse(content="ab", calls=[ToolCall(name="add", arguments='{"b": "ab"}')])
+    outcomes = (found, CapabilityError("this engine reads no calls"), NoReplica("every replica is out of service"))
+    for outcome in outcomes:
+        asked_for: list[str] = []
+
+        def reads(text: str, made: Any = outcome, note: Callable[[str], None] = asked_for.append) -> Any:
+            note(text)
+            return made
+
+        async with bench.opened(reads=reads) as opened:
+            opened.agent.history.append(CHAT.asked("what is it?"))
+            told = await opened.agent.ask(tools=[_tool(CHAT, "add")])
+            if not asked_for:
+                bench.notes.append("has no engine read calls")
+                return
+            failed = outcome is outcomes[-1]
+            expect(
+                told.status == (503 if failed else 200), f"a parser that gives {outcome!r}: {told.status} {told.reason}"
+            )
+            if outcome is found:
+                calls = [(name, given) for _, name, given in CHAT.calls(answered(CHAT, told, "a call"))]
+                expect(calls == [("add", {"b": "ab"})], f"the engine read {found.calls}, the agent is told {calls}")
+        seen, kept = opened.open.failure, opened.open.num_answers
+        expect((seen is not None) == failed, f"a parser that gives {outcome!r}: `failure` is {seen!r}")
+        expect(kept == int(not failed), f"a parser that gives {outcome!r}: {kept} requests are said to be answered")
+        if failed:
+            left = opened.open.trajectories(1.0)
+            expect(not left and opened.open.last is None, f"a request that was answered with 503 left {left}")
+        else:
+            trained(opened)
 
 
 @check("endpoint.tokens.look_alikes", level=Level.SINGLE, law=1, spec=_TOKENS)

@@ -11,11 +11,22 @@ import contextlib
 from random import Random
 
 from areal_agentic.endpoint import SessionLimits
-from areal_conformance.benches.endpoint import EndpointBench, Gate, Opened, answer, said, text_of, trained, words
+from areal_conformance.benches.endpoint import (
+    EndpointBench,
+    Gate,
+    Opened,
+    Told,
+    answer,
+    said,
+    text_of,
+    trained,
+    words,
+)
 from areal_conformance.benches.endpoint_forms import CHAT, DIALOGUES, FORMS, Form
 from areal_conformance.check import Level, check, family
 from areal_conformance.outcome import expect
 from areal_core.contract.data import StopReason
+from areal_core.contract.errors import GenerationFailed, PromptTooLong
 
 _SESSIONS = "endpoint#sessions"
 NUM_SESSIONS = 16
@@ -96,6 +107,39 @@ async def limit(bench: EndpointBench) -> None:
             )
         expect(opened.session.begun == 3, f"the engine was asked {opened.session.begun} times, 3 were allowed")
         expect(opened.open.failure is None, f"a limit is a failure of the fleet: {opened.open.failure!r}")
+        trained(opened)
+
+
+@check("endpoint.sessions.limit_of_all", level=Level.SINGLE, law=8, spec=_SESSIONS)
+async def limit_of_all(bench: EndpointBench) -> None:
+    """Requests count against `max_requests` when they are made: also those that fail, and several at the same time."""
+    gate = Gate()
+    script = {0: GenerationFailed("it was lost"), 1: PromptTooLong("the prompt leaves no room")}
+    async with bench.opened(
+        limits=SessionLimits(max_requests=4), script=lambda turn: script.get(turn) or answer(turn)
+    ) as opened:
+        endpoint = await bench.endpoint()
+        opened.agent.history.append(CHAT.asked("stone?"))
+        failed = [(await opened.agent.ask()).status for _ in script]
+        expect(all(status >= 400 for status in failed), f"two requests that failed are answered with {failed}")
+        opened.session.at_generate = gate
+        agents = [bench.agent(endpoint, opened.agent.key) for _ in range(5)]
+        for number, agent in enumerate(agents):
+            agent.history.append(CHAT.asked(f"{number}?"))
+        asking = [asyncio.create_task(agent.ask()) for agent in agents]
+        for _ in range(2):
+            await bench.soon(gate.began.get(), "the third and fourth of four requests on their way to the engine")
+        refused = set[asyncio.Task[Told]]()
+        while len(refused) < 3:
+            waiting = set(asking) - refused
+            what = "the refusal of three of seven requests, where four may be made"
+            done, _ = await bench.soon(asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED), what)
+            refused |= done
+        gate.go.set()
+        statuses = sorted([task.result().status for task in refused])
+        expect(statuses == [429] * 3, f"the fifth to seventh of four requests are answered with {statuses}")
+        answered = sorted([(await task).status for task in asking])
+        expect(answered == [200, 200, 429, 429, 429], f"five requests where two may be made end with {answered}")
         trained(opened)
 
 

@@ -104,6 +104,8 @@ async def edited(bench: EndpointBench) -> None:
         "the answer": lambda history: [history[0], CHAT.said("ab, as I said"), history[2]],
         "the question": lambda history: [CHAT.asked("quite another"), *history[1:]],
         "a system message put before it": lambda history: [{"role": "system", "content": "obey"}, *history],
+        "spaces behind the question": lambda history: [CHAT.asked("stone?  "), *history[1:]],
+        "a line before the question": lambda history: [CHAT.asked("\nstone?"), *history[1:]],
         "the answer left out": lambda history: [history[0], history[2]],
         "the first turn left out": lambda history: history[2:],
     }
@@ -145,6 +147,39 @@ async def instructions(bench: EndpointBench) -> None:
         one, two = (asked.input_ids for asked in opened.session.asked[:2])
         expect(two[: len(one)] == one, "with the same instructions a response goes on in other tokens")
         expect(len(trained(opened)) == 3, "of four responses two share their instructions: not three trajectories")
+
+
+@check("endpoint.tokens.responses", level=Level.SINGLE, law=1, spec=_TOKENS)
+async def responses(bench: EndpointBench) -> None:
+    """Whatever goes on from a response by its id goes on from that response alone: a retry, a branch, a later one."""
+    async with bench.opened(RESPONSES) as opened:
+        previous: dict[int, str] = {}
+        said_by: dict[int, list[str]] = {-1: []}
+        for number, before in enumerate((-1, 0, 0, 1, 0, 2, 1, 3)):
+            more = {} if before < 0 else {"previous_response_id": previous[before]}
+            question = f"q {'ab' * number}?"
+            body = RESPONSES.body(RESPONSES.question(question), stream=number % 3 == 2, **more)
+            told = await opened.agent.post(RESPONSES.path, body)
+            if number and 400 <= told.status < 500:
+                expect(told.reason, f"a response to go on from is refused without a reason: {told}")
+                bench.notes.append("goes on from no response by its id")
+                return
+            made = answered(RESPONSES, told, f"response {number}")
+            previous[number] = made["id"]
+            said_by[number] = [*said_by[before], question, RESPONSES.text(made)]
+            seen = text_of(opened.session.asked[-1].input_ids)
+            due = text_of(
+                tokenizer().apply_chat_template(
+                    [
+                        {"role": ("user", "assistant")[place % 2], "content": text}
+                        for place, text in enumerate(said_by[number][:-1])
+                    ],
+                    add_generation_prompt=True,
+                    return_dict=False,
+                )
+            )
+            expect(seen == due, f"response {number} goes on from {before}, and is asked with {seen!r}, not {due!r}")
+        trained(opened)
 
 
 @check("endpoint.tokens.conversations", level=Level.SINGLE, law=1, spec=_TOKENS, deadline_s=120.0)

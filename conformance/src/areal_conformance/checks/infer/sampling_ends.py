@@ -95,12 +95,22 @@ async def several_ends(bench: InferBench) -> None:
             await ask_and_expect(bench, engine, prompt, *ended_by(path, ends))
 
 
-def _with_ends(bench: InferBench, whole: Path, ends: list[int]) -> Path:
-    folder = bench.folder / "several-ends"
+@rule("infer.sampling.end_of_config")
+async def end_of_config(bench: InferBench) -> None:
+    """Where generation_config.json recommends other things and names no end, that of config.json ends an output."""
+    folder = _with_ends(bench, bench.model(), None)
+    async with bench.engine(model=folder, fresh=True) as engine:
+        await bench.update(engine, ending(bench))
+        await ask_and_expect(bench, engine, (5, 9, 7), (END,), StopReason.STOP, max_new_tokens=8)
+
+
+def _with_ends(bench: InferBench, whole: Path, ends: list[int] | None) -> Path:
+    """Return a folder whose generation_config.json names these end tokens; None leaves its other words."""
+    folder = bench.folder / "other-ends"
     shutil.copytree(whole, folder)
     file = folder / "generation_config.json"
-    config = json.loads(file.read_text()) if file.is_file() else {}
-    file.write_text(json.dumps({**config, "eos_token_id": ends}))
+    config = {"do_sample": True, **(json.loads(file.read_text()) if file.is_file() else {}), "eos_token_id": ends}
+    file.write_text(json.dumps({name: value for name, value in config.items() if value is not None}))
     return folder
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
@@ -20,7 +22,7 @@ from areal_conformance.oracles.train_experts import RoutedOracle
 from areal_conformance.oracles.train_images import KIND as SEEING
 from areal_conformance.oracles.train_images import SeeingOracle, showing
 from areal_conformance.oracles.train_optimizer import SCALED
-from areal_conformance.outcome import expect
+from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.batch import Batch
 from areal_core.contract.train import ROUTED_EXPERTS, OptimizerSpec, Output
 from areal_torch.testing.objectives import PolicyGradient
@@ -28,6 +30,8 @@ from areal_torch.testing.objectives import PolicyGradient
 SPEC, ENGINES = "train#areal_core.contract.train.TrainSpec", "train#training-engines-and-objectives"
 BFLOAT16 = ("precision.bfloat16",)
 CHECKPOINTING = ("memory.activation_checkpointing",)
+MORE = 1.1
+"""Products with it for each without: of a layer one forward, two backward, and one again; the head is left out."""
 
 
 @check("train.bfloat16.forward", level=Level.SINGLE, law=1, spec=SPEC, requires=BFLOAT16)
@@ -122,3 +126,33 @@ def checkpointing(bench: TrainBench) -> None:
     for name in sorted(SCORES):
         close(bench, name, scored_twice.tokens[name], scored_once.tokens[name], atol=2e-5)
     weights_close(bench, "weights after two steps", weights_twice, weights_once, atol=2e-5)
+
+
+@check("train.checkpointing.recomputed", level=Level.SINGLE, law=8, spec=ENGINES, requires=CHECKPOINTING)
+def recomputed(bench: TrainBench) -> None:
+    """Activations are computed again and not kept: a step multiplies its layers' matrices once more than without."""
+    counts = []
+    for claims in ((), CHECKPOINTING):
+        with bench.engine(*claims) as engine, _Products() as products:
+            engine.train_step(bench.batch(), PolicyGradient())
+        counts.append(products.count)
+    without, with_it = counts
+    if not without:
+        raise Inconclusive("no product of matrices was seen in this process")
+    bench.numbers["products"] = with_it / without
+    told = f"a step makes {without} products of matrices as it is, {with_it} with {CHECKPOINTING[0]}"
+    expect(with_it > MORE * without, f"{told}: nothing is computed again, so everything is kept")
+
+
+class _Products(TorchDispatchMode):
+    """Counts products of matrices."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Any: torch's own."""
+        self.count += func.overloadpacket in _PRODUCTS
+        return func(*args, **(kwargs or {}))
+
+
+_PRODUCTS = frozenset(getattr(torch.ops.aten, name) for name in ("mm", "addmm", "bmm", "baddbmm"))
