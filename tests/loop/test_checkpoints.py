@@ -201,6 +201,31 @@ def test_a_checkpoint_refused_half_way_is_finished_so_that_another_can_begin(tmp
     assert not trainer.begun
 
 
+@pytest.mark.parametrize("failing", ["actor", "critic"])
+def test_a_state_that_was_not_written_is_no_checkpoint_whatever_the_other_did(tmp_path: Path, failing: str) -> None:
+    """Actor or critic: the one before stays, and both are free to begin another."""
+    folder = RunFolder(tmp_path)
+    groups = {"actor": Writing(), "critic": Writing()}
+    learner = cast(Learner, SimpleNamespace(role="actor", **groups))
+
+    async def full() -> None:
+        groups[failing].begun = False
+        raise StorageError("the state is not written", why="No space left on device")
+
+    async def body() -> Path:
+        for group in groups.values():
+            group.refuses = False
+        first = await (await begin_checkpoint(folder, learner, _progress(1), keep=1)).finish()
+        begun = await begin_checkpoint(folder, learner, _progress(2), keep=1)
+        groups[failing].finish_state = full  # type: ignore[method-assign]
+        with pytest.raises(StorageError, match="No space left on device"):
+            await begun.finish()
+        return first
+
+    assert asyncio.run(body()) == folder.latest()
+    assert not any(group.begun for group in groups.values())
+
+
 def test_a_removed_run_folder_is_told_at_once_and_not_made_again(tmp_path: Path) -> None:
     """Nobody waits for it to come back."""
     root = tmp_path / "run"

@@ -168,10 +168,11 @@ def test_a_failed_checkpoint_leaves_the_previous_one_and_no_rest(tmp_path: Path,
 def test_old_checkpoints_go_only_when_the_new_one_is_complete(tmp_path: Path) -> None:
     """`keep` counts complete ones, newest kept, in numeric order."""
     folder = RunFolder(tmp_path)
-    for step in (9, 10, 1_000_000):
+    for step in (9, 10, 999_999, 1_000_000):
         _checkpoint(folder, step)
 
-    assert [path.name for path in folder.checkpoints()] == ["step-000010", "step-1000000"]
+    assert [path.name for path in folder.checkpoints()] == ["step-999999", "step-1000000"]
+    assert folder.latest() == folder.checkpoints()[-1]
 
 
 def test_an_unwritable_place_is_named(tmp_path: Path) -> None:

@@ -25,6 +25,16 @@ from areal_core.observe.metrics import MetricsLogger, MetricsStream, flat
 Values = st.dictionaries(st.text(min_size=1, max_size=5), st.floats(allow_nan=False, allow_infinity=False), max_size=3)
 
 
+def test_an_event_holds_no_secret(tmp_path: Path) -> None:
+    """Errors quote URLs and headers; people send their journals along."""
+    log = EventLog(tmp_path / "events.jsonl")
+    error = "POST https://me:hunter2xx@judge/v1 with Authorization: Bearer hunter2xx ended with 500"
+    log.write("group_failed", error=error, api_key="hunter2xx", parts=[{"password": "hunter2xx"}])
+    log.close()
+
+    assert "hunter2xx" not in (tmp_path / "events.jsonl").read_text()
+
+
 class Memory:
     """A logger that keeps what it gets, and raises where it is told to."""
 
