@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from areal_core.contract.inference import PauseMode
 from areal_core.contract.train import LoraSpec
 from areal_serving.adapters import ServedAdapter
 from areal_serving.model import ServedModel
-from areal_serving.policy_adapter import adapter_shapes
+from areal_serving.policy_adapter import AdapterStaging, adapter_shapes
 from areal_torch.testing.serving import FolderWeights, ask
 
 from .toy import ask_many, kill_server, restarts, started
@@ -30,6 +31,15 @@ def adapter(model: Path, seed: int) -> FolderWeights:
     generator = torch.Generator().manual_seed(seed)
     shapes = adapter_shapes(ServedModel.of(str(model)).shapes, LORA)
     return FolderWeights({name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}, {})
+
+
+@pytest.mark.parametrize("alpha", [4.0, 2.5, 0.25])
+def test_the_folder_says_the_scale_it_is_trained_at(model, tmp_path, alpha):
+    """To the bit, where it is no whole number too."""
+    AdapterStaging(ServedModel.of(str(model)), tmp_path, evolve(LORA, alpha=alpha)).fill(tmp_path)
+
+    told = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert (told["r"], told["lora_alpha"]) == (2, alpha)
 
 
 async def served(engine) -> set[str]:

@@ -77,7 +77,7 @@ async def applied(bench: InferBench) -> None:
     """A request that names an adapter is computed with W + (alpha / r) B A in every layer the adapter has."""
     cases: list[dict[str, Any]] = [
         {"rank": 4, "alpha": 16.0, "targets": ATTENTION},
-        {"rank": 2, "alpha": 3.0, "targets": EVERY_LAYER},
+        {"rank": 2, "alpha": 2.5, "targets": EVERY_LAYER},
         {"rank": 8, "alpha": 8.0, "targets": ("down_proj", "o_proj")},
         {"rank": 1, "alpha": 2.0, "targets": ("gate_proj", "up_proj", "k_proj")},
     ]

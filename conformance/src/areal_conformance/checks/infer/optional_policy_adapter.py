@@ -41,7 +41,7 @@ _check = partial(
 )
 LORA = LoraSpec(rank=4, alpha=16.0, targets=("q_proj", "v_proj"))
 OTHER = LoraSpec(rank=2, alpha=8.0, targets=("o_proj",))
-CASES = (LORA, LoraSpec(rank=2, alpha=3.0, targets=EVERY_LAYER))
+CASES = (LORA, LoraSpec(rank=2, alpha=2.5, targets=EVERY_LAYER))
 PROMPT = (5, 9, 7, 30)
 
 
