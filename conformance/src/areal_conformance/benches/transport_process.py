@@ -82,6 +82,18 @@ class Peer:
         except Violation:
             return False
 
+    def end(self) -> None:
+        """Let it come to its end, as a worker that is told to. Violation of law 9 if it does not, or with an error."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        deadline = Deadline(self._wait_s)
+        try:
+            code = self._process.wait(deadline.left())
+        except subprocess.TimeoutExpired:
+            raise deadline.late(f"the end of another process did not come within {self._wait_s:g} s", law=9) from None
+        if code:
+            raise Violation(f"a process that had an end of the transport ended with exit code {code}", law=9)
+
     def kill(self) -> None:
         """SIGKILL, and wait for the end."""
         self._process.kill()

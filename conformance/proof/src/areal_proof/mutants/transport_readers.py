@@ -6,6 +6,7 @@ Does not know: the checks beyond their names.
 
 from __future__ import annotations
 
+import atexit
 import json
 import mmap
 import os
@@ -82,6 +83,13 @@ def SecondReaderWaits(original: Original, offer: Offer) -> None:
         raise WeightSyncError("somebody else reads this version") from error
     threading.Event().wait(0.2)
     original()
+
+
+@breaks("source", "transport.process.ends")
+def EndOfAProcessTakesAll(original: Original, offer: Any) -> Any:
+    """Deletes what a process read when the process ends, though the controller lives."""
+    atexit.register(shutil.rmtree, folder_of(offer), ignore_errors=True)
+    return original()
 
 
 @breaks("close", "transport.source.left", "transport.process.receivers", reads=None,

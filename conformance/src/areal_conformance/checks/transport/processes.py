@@ -100,6 +100,26 @@ def receivers_apart(bench: TransportBench) -> None:
     controller.release(offer)
 
 
+@rule("transport.process.ends")
+def process_ends(bench: TransportBench) -> None:
+    """A process that had an end of its own, and ends in order while the controller lives, takes nothing along."""
+    leaving, controller = bench.peer("leaving"), bench.transport()
+    sender = bench.transport()
+    first, second = (bench.sent(controller, plain(number), version=number, sender=sender) for number in (1, 2))
+    same_there(plain(1), well(leaving.ask("receive", offer=first), "reading"), "before the process ends")
+    leaving.end()
+    for number, offer in ((1, first), (2, second)):
+        same(
+            plain(number),
+            bench.receive(bench.transport(), offer),
+            f"version {number}, after a receiver's process ended",
+        )
+    third = bench.sent(controller, plain(3), version=3, sender=sender)
+    same(plain(3), bench.receive(bench.transport(), third), "a version that is sent after a receiver's process ended")
+    for offer in (first, second, third):
+        controller.release(offer)
+
+
 @check("transport.reader.writes", level=Level.DISTRIBUTED, law=7, spec="weights", unless=("streams",), deadline_s=240.0)
 def reader_writes(bench: TransportBench) -> None:
     """A reader that writes into what it was handed changes nothing for others, for later reads, or later versions."""
