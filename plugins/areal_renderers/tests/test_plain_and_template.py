@@ -149,6 +149,17 @@ def test_a_changed_template_is_not_of_the_family() -> None:
         qwen3().bind(family_tokenizer("llama3"))
 
 
+@pytest.mark.parametrize("said", ["tool | tojson", "tool_call.arguments | tojson"])
+def test_a_template_that_writes_ascii_is_refused(said: str) -> None:
+    """Where JSON is written in ASCII, the text of a control token in it would come to be another text."""
+    source = published("qwen3").replace(said, said.replace("tojson", "tojson(ensure_ascii=True)"))
+    changed = tokenizer(source, ("<|im_start|>", "<|im_end|>"), ("<think>", "</think>"), None, "<|im_end|>")
+
+    assert source != published("qwen3")
+    with pytest.raises(DatasetError, match="as text in calls and tools"):
+        AutoRenderer().bind(changed)
+
+
 def test_auto_says_which_it_took_and_why(caplog: pytest.LogCaptureFixture) -> None:
     """A model that looks like a family and is not gets `template`, with the conversation that differs in the log."""
     source = published("qwen3").replace('"arguments": ', '"arguments":  {}, "parameters": ')

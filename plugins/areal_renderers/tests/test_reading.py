@@ -14,11 +14,13 @@ from areal_renderers.proof import TOOLS
 from areal_renderers.testing.tokenizers import TEMPLATES, family_tokenizer
 
 ROME = ToolCall(name="look_up", arguments='{"city": "Rome"}')
+TIGHT = ToolCall(name="look_up", arguments='{"city":"Rome"}')
 ADD = ToolCall(name="add", arguments='{"values": [1]}')
 BEGIN, SEP, END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 UNSAID = '<tool_call>{"name": "f"}</tool_call>'
 NAMELESS = '<tool_call>\n{"name": 1, "arguments": []}\n</tool_call>'
+OTHERWISE = '<tool_call>\n{"name": "look_up", "parameters": {"city": "Rome"}}\n</tool_call>'
 KEYLESS = "<tool_call>look_up\n<arg_key>city\n</tool_call>"
 ENDING = '<tool_call>\n{"name": "look_up", "arguments": {"city": "a </tool_call> b"}}\n</tool_call>'
 SPOKEN = ToolCall(name="look_up", arguments='{"city": "a </tool_call> b"}')
@@ -45,6 +47,19 @@ OUTPUTS = [
     ("qwen2_5", NAMELESS, Answer(content=NAMELESS)),
     ("llama3_1", '{"name": "look_up", "parameters": {"city": "Rome"}}', Answer(content="", calls=[ROME])),
     ("llama3_1", '<|python_tag|>{"name": "look_up", "parameters": {"city": "Rome"}}', Answer(content="", calls=[ROME])),
+    ("llama3_1", '{"name":"look_up","arguments":{"city":"Rome"}}', Answer(content="", calls=[TIGHT])),
+    ("llama3_1", '{"name": "look_up", "city": "Rome"}', Answer(content='{"name": "look_up", "city": "Rome"}')),
+    ("qwen3", OTHERWISE, Answer(content=OTHERWISE)),
+    (
+        "qwen3",
+        '<tool_call>{"arguments": {"city": "\\ufdd0z"}, "name": "look_up"}</tool_call>',
+        Answer(content="", calls=[ToolCall(name="look_up", arguments='{"city": "\ufdd0z"}')]),
+    ),
+    (
+        "glm4moe",
+        '<tool_call>add\n<arg_key>values</arg_key>\n<arg_value>["\\ufdd0z"]</arg_value>\n</tool_call>',
+        Answer(content="", calls=[ToolCall(name="add", arguments='{"values": ["\ufdd0z"]}')]),
+    ),
     ("llama3_1", '{"name": "other", "parameters": {}}', Answer(content='{"name": "other", "parameters": {}}')),
     ("llama3_1", '{"city": "Rome"}', Answer(content='{"city": "Rome"}')),
     (

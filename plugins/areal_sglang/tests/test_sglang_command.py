@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from areal_core.contract.errors import PlanError
+from areal_core.contract.errors import ModelError, PlanError
 from areal_core.contract.inference import InferenceSpec, ReplicaPart
 from areal_serving.dialect import Launch
 from areal_sglang.command import SPARE_TOKENS, cache_tokens, command
@@ -57,6 +59,34 @@ def test_the_server_is_asked_for_room_it_keeps_for_itself(model: Path, tmp_path:
     assert int(value(argv, "--context-length")) == 128 + SPARE_TOKENS
 
 
+def test_a_context_beyond_the_positions_is_refused(model: Path, tmp_path: Path) -> None:
+    """SGLang must be allowed more than the model has, for its own room, and would only warn."""
+    with pytest.raises(ModelError, match=r"(?s)129 tokens.*between 1 and 128"):
+        command(launch(model, tmp_path, context_length=129), SGLangConfig())
+
+
+@pytest.mark.parametrize(
+    ("scaling", "most"),
+    [
+        ({"rope_type": "linear", "factor": 2.0}, 256),
+        ({"rope_type": "llama3", "factor": 2.0}, 128),
+        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}, 128),
+    ],
+    ids=["linear", "llama3", "yarn"],
+)
+def test_positions_that_are_stretched_count(model: Path, tmp_path: Path, scaling: dict[str, object], most: int) -> None:
+    """Where max_position_embeddings is of the model before its rotary positions were scaled."""
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rope_scaling": scaling}))
+
+    argv = command(launch(folder, tmp_path, context_length=most), SGLangConfig()).argv
+    assert int(value(argv, "--context-length")) == most + SPARE_TOKENS
+    with pytest.raises(ModelError, match=f"{most + 1} tokens"):
+        command(launch(folder, tmp_path, context_length=most + 1), SGLangConfig())
+
+
 def test_the_spec_is_obeyed(model: Path, tmp_path: Path) -> None:
     """Layout, concurrency, seed, dtype and version come from the spec."""
     made = launch(model, tmp_path, layout={"t": 2}, seed=9, dtype="bfloat16", context_length=64)
@@ -65,6 +95,17 @@ def test_the_spec_is_obeyed(model: Path, tmp_path: Path) -> None:
     assert [value(argv, name) for name in ("--tp-size", "--random-seed", "--dtype")] == ["2", "9", "bfloat16"]
     assert [value(argv, name) for name in ("--max-running-requests", "--weight-version")] == ["4", "0"]
     assert int(value(argv, "--context-length")) == 64 + SPARE_TOKENS
+
+
+def test_replicas_draw_apart(model: Path, tmp_path: Path) -> None:
+    """Requests have the same names in every server, and their streams are of name and seed."""
+    seeds = [
+        value(command(launch(model, tmp_path, seed=seed, replica=replica), SGLangConfig()).argv, "--random-seed")
+        for seed, replica in ((3, 0), (3, 1), (3, 2), (4, 0), (2**31 - 1, 1), (2**40 + 3, 0))
+    ]
+
+    assert len(set(seeds)) == 6
+    assert all(0 <= int(seed) < 2**31 for seed in seeds)
 
 
 def test_what_differs_between_devices(model: Path, tmp_path: Path) -> None:

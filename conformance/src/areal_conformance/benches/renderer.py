@@ -55,6 +55,8 @@ class Bound:
     renderer: BoundRenderer
     _known: dict[str, list[int]] = field(factory=dict, init=False, repr=False)
     """The tokens of texts that the template gave before."""
+    _closing: list[list[int] | None] = field(factory=list, init=False, repr=False)
+    """What `closing` found, once it was asked for."""
 
     def truth(self, messages: Sequence[Json], tools: Sequence[Json] = (), *, ask: bool = True) -> list[int] | None:
         """Return the tokens that the model's own template gives; None if it refuses, or there is none."""
@@ -73,6 +75,25 @@ class Bound:
             return str(self.tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=ask, **options))
         except Exception:  # whatever a template and jinja2 raise: a conversation it has no place for
             return None
+
+    @property
+    def closing(self) -> list[int] | None:
+        """Return what closes thoughts that were cut behind a prompt that opened them; None where none does so."""
+        if not self._closing:
+            self._closing.append(self._found_closing())
+        return self._closing[0]
+
+    def _found_closing(self) -> list[int] | None:
+        asked, then, body = _user("stone"), _user("ab"), self.encoded("orbit")
+        read = self.renderer.parse(body)
+        if read.content or read.thoughts.strip() != "orbit":
+            return None
+        cut, *ended = (
+            self.renderer.bridge([asked], [*body, *end], [then], keep_thoughts=True)
+            for end in ([], *([stop] for stop in sorted(self.renderer.stop_token_ids)))
+        )
+        rests = [rest for rest in ended if cut and rest and list(cut)[-len(rest) :] == list(rest)]
+        return list(cut)[: -len(rests[0]) - 1] if cut and rests else None
 
     def encoded(self, text: str) -> list[int]:
         """Return the tokens of a text, none added."""
@@ -266,6 +287,10 @@ class RendererBench(Bench):
         """Note something once."""
         if note not in self.notes:
             self.notes.append(note)
+
+
+def _user(content: str) -> Json:
+    return {"role": "user", "content": content}
 
 
 def _barred(text: str) -> bool:

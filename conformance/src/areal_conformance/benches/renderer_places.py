@@ -40,28 +40,47 @@ class Put:
 
     def written(self, bound: Bound, *, ask: bool = False) -> list[int] | None:
         """Return its tokens, None where it is refused."""
-        return bound.rendered(self.messages, self.tools, ask=ask)
+        return bound.rendered(self.messages, self._offered(bound), ask=ask)
+
+    def _offered(self, bound: Bound) -> Sequence[Json]:
+        """Return its tools; none where calls have a place in the family and tools have not."""
+        calls = any(message.get("tool_calls") for message in self.messages)
+        return () if calls and bound.rendered(self.messages[:1], self.tools) is None else self.tools
 
     def output(self, bound: Bound) -> list[int] | None:
-        """Return the tokens of its last message as an output, with its end; None if it does not go on from a prompt."""
-        prompt = bound.rendered(self.messages[:-1], self.tools)
+        """Return the tokens of its last message as an output, with its end; None if it does not go on from a prompt.
+
+        Behind a prompt that opens thoughts, which are left out where the answer is written, the output closes them.
+        """
+        tools = self._offered(bound)
+        prompt = bound.rendered(self.messages[:-1], tools)
         whole = self.written(bound)
-        if prompt is None or whole is None or whole[: len(prompt)] != prompt:
+        if prompt is None or whole is None:
             return None
-        behind = whole[len(prompt) :]
-        ends = [place for place, token in enumerate(behind) if token in bound.renderer.stop_token_ids]
-        return behind[: ends[0] + 1] if ends else behind
+        if whole[: len(prompt)] == prompt:
+            return _up_to_the_end(bound, whole[len(prompt) :])
+        asked = bound.rendered(self.messages[:-1], tools, ask=False)
+        across = bound.decoded(whole).startswith(bound.decoded(prompt))  # a token lies across the border
+        if asked is None or whole[: len(asked)] != asked or across or bound.closing is None:
+            return None
+        same = next(at for at, pair in enumerate(zip(prompt, whole, strict=False)) if len(set(pair)) > 1)
+        return _up_to_the_end(bound, [*bound.closing, *whole[same:]])
 
     def bridged(self, bound: Bound, then: Sequence[Json]) -> list[int] | None:
         """Return the bridge behind its last message as an output; None where there is none, or no place for it."""
-        output = self.output(bound)
+        output, tools = self.output(bound), list(self._offered(bound))
         if output is None:
             return None
         try:
-            made = bound.renderer.bridge(list(self.messages[:-1]), output, list(then), tools=list(self.tools))
+            made = bound.renderer.bridge(list(self.messages[:-1]), output, list(then), tools=tools)
         except DatasetError:
             return None
         return None if made is None else list(made)
+
+
+def _up_to_the_end(bound: Bound, ids: list[int]) -> list[int]:
+    ends = [place for place, token in enumerate(ids) if token in bound.renderer.stop_token_ids]
+    return ids[: ends[0] + 1] if ends else ids
 
 
 def _said(role: str, content: object, **more: object) -> Json:

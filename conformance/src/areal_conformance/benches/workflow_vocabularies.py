@@ -8,6 +8,7 @@ Does not know: who encodes what.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import tokenizers
@@ -52,6 +53,11 @@ def said(tokenizer: Any, turn: int, stop: StopReason) -> Generation:
     ids = tokenizer.encode(_SAID[turn % len(_SAID)], add_special_tokens=False)
     ids = [*ids, tokenizer.eos_token_id] if stop is StopReason.STOP else [*ids, *tokenizer.encode("é")][:-1]
     return generation(turn, length=len(ids), stop=stop, output_ids=ids)
+
+
+def moved(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row whose token ids, if it has any, are ones that 16 bits do not hold. Any: the data set decides."""
+    return {**row, "input_ids": [FIRST_ID + one for one in row["input_ids"]]} if "input_ids" in row else row
 
 
 def _byte_level(**special: Any) -> Any:  # Any: as transformers has it

@@ -115,16 +115,14 @@ def _swapped(old: str, new: str) -> Callable[[str], str]:
 
 _THOUGHTS = "\n        {%- if message.reasoning_content and loop.index0 > ns.last %}"
 
-OPENING: Mapping[str, str] = MappingProxyType(
-    {
-        "opening": _swapped("assistant\\n' }}{%- endif %}", "assistant\\n<think>\\n' }}{%- endif %}")(
-            THINKING.replace(_THOUGHTS, _THOUGHTS.replace("message.reasoning_content and ", "")).replace(
-                "message.reasoning_content.strip", "(message.reasoning_content or '').strip"
-            )
-        )
-    }
+_OPENING = _swapped("assistant\\n' }}{%- endif %}", "assistant\\n<think>\\n' }}{%- endif %}")(
+    THINKING.replace(_THOUGHTS, _THOUGHTS.replace("message.reasoning_content and ", "")).replace(
+        "message.reasoning_content.strip", "(message.reasoning_content or '').strip"
+    )
 )
-"""Kinds that a renderer is bound to where its adapter names them: as `thinking`, and the prompt opens the thoughts."""
+OPENING: Mapping[str, str] = MappingProxyType({"opening": _OPENING, "flagged": _OPENING})
+"""Kinds that a renderer is bound to where its adapter names them: as `thinking`, and the prompt opens the thoughts; the
+marks of thoughts are special tokens in `flagged`."""
 
 STRANGE: Mapping[str, Callable[[str], str]] = MappingProxyType(
     {
@@ -178,18 +176,22 @@ def tiny_tokenizer(kind: str) -> Any:
     known = {**TEMPLATES, **OPENING}
     if kind not in known:
         raise HarnessError(f"there is no tokenizer {kind!r}: kinds are {', '.join(known)}, or module:function")
-    return with_template(known[kind])
+    return with_template(known[kind], flagged=kind == "flagged")
 
 
-def with_template(template: str) -> Any:
-    """Return a tokenizer with a chat template, none if it is empty. Any: transformers' own."""
+def with_template(template: str, *, flagged: bool = False) -> Any:
+    """Return a tokenizer with a chat template, none if it is empty; its marks of thoughts may be special tokens.
+
+    Any: transformers' own.
+    """
     vocabulary = {piece: number for number, piece in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     vocabulary |= {left + right: len(vocabulary) + number for number, (left, right) in enumerate(_MERGES)}
     made = Tokenizer(BPE(vocabulary, list(_MERGES)))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([PAD, BEGIN, END])
-    made.add_tokens([AddedToken(word, special=False, normalized=False) for word in ("<think>", "</think>")])
+    marks = [AddedToken(word, special=flagged, normalized=False) for word in ("<think>", "</think>")]
+    (made.add_special_tokens if flagged else made.add_tokens)(marks)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=made, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False
     )

@@ -66,6 +66,8 @@ class SleepingEngine(ServedEngine, ABC):
         running = self._able()
         if self._asleep:
             await running.server.asked(self.wake_up)
+            if running.serves_adapter:  # no version brings the model that it is an adapter of
+                await running.server.asked(self._load_folder)
         self._asleep = False
 
     async def resume(self) -> None:
@@ -92,6 +94,10 @@ class SleepingEngine(ServedEngine, ABC):
             raise GenerationFailed(
                 "the server has no weights", why="it slept", fix="call wake, receive_weights and commit_weights first"
             )
+
+    async def _load_folder(self, api: Api) -> None:
+        running = self.running
+        await self.dialect.load(api, running.model.path, running.state.version, keep_cache=True)
 
     def _able(self) -> Running:
         running = self.running

@@ -19,7 +19,7 @@ from areal_core.contract.errors import DatasetError
 from areal_renderers.chat_template import ChatTemplate
 from areal_renderers.config import ChatOptions
 from areal_renderers.messages import Json, content_of, refuse_answers
-from areal_renderers.ordinary import Encoder
+from areal_renderers.ordinary import Encoder, plain
 from areal_renderers.reading import CLOSE, OPEN, ReadCalls, Reading
 
 
@@ -68,6 +68,11 @@ class BoundTemplate:
         """Whether the prompt opens the thoughts of an answer."""
         self._always_opened = self.opened and self._opens(_TOOL_ANSWERED)
 
+    @property
+    def controls(self) -> frozenset[str]:
+        """Return the texts that no message becomes a token by."""
+        return self._encoder.controls
+
     def tokens(self, text: str) -> list[int]:
         """Return the tokens of a text of the template's."""
         return self._encoder.ids(text)
@@ -103,7 +108,6 @@ class BoundTemplate:
         try:
             prompt = self.template.text(history, tools, ask=True)
             reading = self._reading(said, self.opened and prompt.rstrip().endswith(OPEN), tools)
-            said = self._encoder.plain(said)
             rest = self._strict(prompt, history, said, reading, messages, tools)
             if rest is None and keep_thoughts:
                 rest = self._without_thoughts(history, reading, messages, tools)
@@ -131,12 +135,7 @@ class BoundTemplate:
     def _reading(self, said: str, opened: bool, tools: Sequence[Tool]) -> Reading:
         reading = self._style.thoughts(said, opened)
         answer = self._style.calls(reading.answer, tools) if reading.closed else reading.answer
-        return evolve(reading, answer=self._unmarked(answer))
-
-    def _unmarked(self, answer: Answer) -> Answer:
-        plain = self._encoder.plain
-        calls = [evolve(call, name=plain(call.name), arguments=plain(call.arguments)) for call in answer.calls]
-        return Answer(content=plain(answer.content), thoughts=plain(answer.thoughts), calls=calls)
+        return evolve(reading, answer=_unmarked(answer))
 
     def _opens(self, messages: Sequence[Message]) -> bool:
         try:
@@ -158,7 +157,7 @@ class BoundTemplate:
         whole = self.template.text([*history, answer, *messages], tools, ask=True)
         if not whole.startswith(prompt):
             return None
-        written = prompt + self._encoder.written(said)
+        written = prompt + self._encoder.written(plain(said))
         behind = whole[len(written) :] if whole.startswith(written) else ""
         if behind and behind.startswith(self._ends(reading.answer)):
             return behind
@@ -203,5 +202,10 @@ class BoundTemplate:
 
     def _beside(self, said: str, rest: str, ids: list[int]) -> list[int] | None:
         """Return a rest that begins with no token of its own; None if a token would lie across its border."""
-        written = self._encoder.written(said)
+        written = self._encoder.written(plain(said))
         return ids if self._encoder.ids(written + rest) == self._encoder.ids(written) + ids else None
+
+
+def _unmarked(answer: Answer) -> Answer:
+    calls = [evolve(call, name=plain(call.name), arguments=plain(call.arguments)) for call in answer.calls]
+    return Answer(content=plain(answer.content), thoughts=plain(answer.thoughts), calls=calls)

@@ -106,7 +106,7 @@ TEMPLATE = Adapter(
     },
 )
 QWEN3 = Adapter(
-    tokenizers=("thinking", "opening", f"{_FAMILY}:qwen3", f"{_FAMILY}:qwen3_training"),
+    tokenizers=("thinking", "opening", "flagged", f"{_FAMILY}:qwen3", f"{_FAMILY}:qwen3_training"),
     variants=_of_templates(_spoken_thinking),
 )
 QWEN2_5 = Adapter(tokenizers=("chatml", f"{_FAMILY}:qwen2_5", f"{_FAMILY}:qwen3_instruct_2507"), variants=_OF_TEMPLATES)

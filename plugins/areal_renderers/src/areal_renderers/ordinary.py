@@ -46,9 +46,7 @@ class Encoder:
 
     def written(self, text: str) -> str:
         """Return somebody's text with marks where it would become a control token."""
-        if CUT in text:
-            text = text.replace(CUT, CUT + _KEPT)
-        return self._forged.sub(_cut, text)
+        return self._forged.sub(_cut, kept(text))
 
     def ids(self, text: str) -> list[int]:
         """Return the tokens of a marked text; nothing is added around it.
@@ -79,13 +77,17 @@ class Encoder:
         if CUT not in text and not any(forged):
             return text
         order = iter(forged)
-        return self._forged.sub(
-            lambda match: _cut(match) if next(order, True) else match[0], text.replace(CUT, CUT + _KEPT)
-        )
+        return self._forged.sub(lambda match: _cut(match) if next(order, True) else match[0], kept(text))
 
-    def plain(self, text: str) -> str:
-        """Return a marked text as it was before."""
-        return _MARK.sub("", text).replace(CUT + _KEPT, CUT)
+
+def plain(text: str) -> str:
+    """Return a marked text as it was before."""
+    return _MARK.sub("", text).replace(CUT + _KEPT, CUT)
+
+
+def kept(text: str) -> str:
+    """Return a text without marks as a marked one: what looks like a mark in it is none."""
+    return text.replace(CUT, CUT + _KEPT)
 
 
 def _cut(match: re.Match[str]) -> str:

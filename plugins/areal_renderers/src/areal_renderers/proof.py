@@ -35,6 +35,7 @@ TOOLS: tuple[Tool, ...] = tuple(
         ("add", {"values": {"type": "array", "items": {"type": "number"}}, "exact": {"type": "boolean"}}),
     )
 )
+_WORD = "arealword"
 _CONTENTS = ("Hello", "two\nlines", "\u4f60\u597d \U0001f642", " padded ", "1 < 2 && {x}", "")
 
 
@@ -84,6 +85,8 @@ def prove(renderer: BoundTemplate, *, reads_thoughts: bool, reads_calls: bool) -
     places = renderer.template.places
     num_calls = places.num_calls if places.tool else 0
     num_read = 0
+    for control in sorted(renderer.controls)[:1]:
+        _check_spelled(renderer, control, TOOLS if places.tools else (), num_calls)
     for case in cases(places.system, TOOLS if places.tools else (), num_calls):
         try:
             output = _written(renderer, case)
@@ -100,6 +103,28 @@ def prove(renderer: BoundTemplate, *, reads_thoughts: bool, reads_calls: bool) -
             f"the chat template does not write calls as the renderer {renderer.name!r} reads them",
             why="it refuses every conversation with a call, or writes each answer otherwise than it asks for it",
             fix="take the renderer `template`, and name another way of calls, or none",
+        )
+
+
+def _check_spelled(renderer: BoundTemplate, control: str, tools: Sequence[Tool], num_calls: int) -> None:
+    """Compare a conversation in which a tool and a call spell a control token with one in which they say a word."""
+    told = []
+    for word in (_WORD, control):
+        given: tuple[object, ...] = ({"exact": word}, json.dumps({"exact": word}, ensure_ascii=False))
+        described = [{**tool, "function": {**tool["function"], "description": word}} for tool in tools]
+        called = [one for arguments in given for one in (_calling(arguments), _tool("3"))] if num_calls else []
+        try:
+            told.append(renderer.text(renderer.render([_user("Hi"), *called], tools=described)))
+        except DatasetError:
+            return
+    usual, seen = told
+    due = [usual.replace(_WORD, text) for text in (control, json.dumps(control, ensure_ascii=False)[1:-1])]
+    if seen not in due:
+        begin = next((at for at, pair in enumerate(zip(due[0], seen, strict=False)) if len(set(pair)) > 1), 0)
+        raise DatasetError(
+            f"the renderer {renderer.name!r} cannot write {control!r} as text in calls and tools",
+            why=f"the chat template writes it as ...{seen[max(0, begin - 20) : begin + 40]!r}: its JSON may be ASCII",
+            fix="give the tokenizer a template that writes JSON as it stands: `tojson(ensure_ascii=False)`",
         )
 
 
@@ -163,6 +188,10 @@ def _user(content: str) -> Json:
 
 def _system(content: str) -> Json:
     return {"role": "system", "content": content}
+
+
+def _calling(arguments: object) -> Json:
+    return {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": arguments}}]}
 
 
 def _tool(content: str) -> Json:

@@ -1,5 +1,8 @@
 """What an output says: thoughts, content and calls of tools, in the ways models write them.
 
+A text may have marks where it spells a control token; what is read keeps them. They are no part of JSON: it is decoded
+without them, and what somebody escaped in it is none.
+
 Knows: texts of answers, their end token taken off.
 Does not know: tokens, templates or families.
 """
@@ -15,6 +18,7 @@ from attrs import evolve, frozen
 
 from areal_agentic.renderer import Answer, Tool
 from areal_core.contract.optional import ToolCall
+from areal_renderers.ordinary import kept, plain
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -78,10 +82,13 @@ def json_calls(answer: Answer, tools: Sequence[Tool]) -> Answer:
 
 
 def bare_json_calls(answer: Answer, tools: Sequence[Tool]) -> Answer:
-    """Read {"name": .., "parameters": {..}} that is the whole content and names one of the tools, as Llama does."""
+    """Read {"name": .., "parameters": {..}} that is the whole content and names one of the tools, as Llama does.
+
+    Some of its models write "arguments".
+    """
     text = answer.content.strip().removeprefix("<|python_tag|>")
     call = _json_call(text, "parameters") or _json_call(text, "arguments")
-    if call is None or call.name not in {tool.get("function", tool).get("name") for tool in tools}:
+    if call is None or plain(call.name) not in {tool.get("function", tool).get("name") for tool in tools}:
         return answer
     return evolve(answer, content="", calls=(call,))
 
@@ -122,17 +129,18 @@ def xml_calls(answer: Answer, tools: Sequence[Tool]) -> Answer:
         if named is None:
             return None
         name, place, arguments = named[1].strip(), named.end(), {}
-        texts = _text_parameters(tools, name)
+        texts = _text_parameters(tools, plain(name))
         while key := _XML_KEY.match(text, place):
             begin = key.end()
-            end = begin if key[1] in texts else _end_of_json(text, begin)
+            end = begin if plain(key[1]) in texts else _end_of_json(text, begin)
             end = end if text.startswith(_XML_CLOSE, end) else text.find(_XML_CLOSE, begin)
             if end < 0:
                 return None
-            arguments[key[1]] = text[begin:end] if key[1] in texts else _value(text[begin:end])
+            argument, value = plain(key[1]), text[begin:end]
+            arguments[argument] = plain(value) if argument in texts else _value(value)
             place = end + len(_XML_CLOSE)
         closed = _CLOSED.match(text, place)
-        found = ToolCall(name=name, arguments=json.dumps(arguments, ensure_ascii=False))
+        found = ToolCall(name=name, arguments=_dumped(arguments))
         return (found, closed.end()) if closed else None
 
     found = _blocks(answer, _XML_OPENED, call)
@@ -165,26 +173,34 @@ def _end_of_json(text: str, place: int) -> int:
         return place
 
 
+_BESIDE = frozenset({"name", "type", "id"})
+"""Keys of a call beside its arguments, of which only the name is kept: a text with any other is no call."""
+
+
 def _json_call(text: str, arguments: str) -> ToolCall | None:
     found = _loaded(text)
     if not isinstance(found, Mapping) or not isinstance(found.get("name"), str):
         return None
-    if not isinstance(found.get(arguments, {}), Mapping):
+    if not isinstance(found.get(arguments, {}), Mapping) or not _BESIDE.union([arguments]).issuperset(found):
         return None
     # The text as it was written, where it stands last: a template that takes it as text then writes it again exactly.
     written = re.fullmatch(rf'\{{\s*"name":\s*"[^"\\]*",\s*"{arguments}":\s*(\{{.*\}})\s*\}}', text, re.DOTALL)
     if written and isinstance(_loaded(written[1]), Mapping):
-        return ToolCall(name=found["name"], arguments=written[1])
-    return ToolCall(name=found["name"], arguments=json.dumps(found.get(arguments, {}), ensure_ascii=False))
+        return ToolCall(name=kept(found["name"]), arguments=written[1])
+    return ToolCall(name=kept(found["name"]), arguments=_dumped(found.get(arguments, {})))
 
 
 def _call(name: str, arguments: str) -> ToolCall | None:
     return ToolCall(name=name.strip(), arguments=arguments) if isinstance(_loaded(arguments), Mapping) else None
 
 
+def _dumped(arguments: Mapping[str, Any]) -> str:  # Any: JSON
+    return kept(json.dumps(arguments, ensure_ascii=False))
+
+
 def _loaded(text: str) -> Any:  # Any: JSON
     try:
-        return json.loads(text)
+        return json.loads(plain(text))
     except (ValueError, RecursionError):
         return None
 
@@ -192,7 +208,7 @@ def _loaded(text: str) -> Any:  # Any: JSON
 def _value(text: str) -> Any:  # Any: JSON
     """Return a value that is no text as what it is, anything else as text."""
     found = _loaded(text)
-    return text if found is None and text != "null" else found
+    return plain(text) if found is None and text != "null" else found
 
 
 def _text_parameters(tools: Iterable[Tool], name: str) -> set[str]:

@@ -28,6 +28,9 @@ SAMPLER = "pytorch"
 """The one the hook on drawing sits in; the fused ones draw elsewhere."""
 SPARE_TOKENS = 8
 """SGLang refuses prompts shorter than its context by 6, and cuts outputs short by 2; it is asked for more."""
+_SEED_RANGE = 2**31 - 1
+"""A prime: seeds that differ in their upper bits only differ here, too."""
+_REPLICA_STRIDE = 1_000_003
 _CPU_CACHE_GIB = 1.0
 _ITEM_BYTES = {"float32": 4}
 
@@ -37,13 +40,14 @@ def command(launch: Launch, options: SGLangConfig) -> Command:
     spec = launch.spec
     cpu = spec.device.startswith("cpu")
     ranks = spec.layout.get("t", 1)
-    context = spec.context_length or inspect_model(spec.model_path, images=True).context_length
+    context = _context(spec)
     argv = [
         *(launch.python, "-P", "-m", "areal_sglang.inside.launch"),
         *("--model-path", spec.model_path, "--host", "127.0.0.1", "--port", str(launch.port)),
         *("--device", spec.device.partition(":")[0], "--dtype", spec.dtype, "--tp-size", str(ranks)),
         *("--context-length", str(context + SPARE_TOKENS), "--max-running-requests", str(spec.max_concurrent)),
-        *("--random-seed", str(spec.seed), "--weight-version", "0", "--sampling-backend", SAMPLER),
+        *("--random-seed", str((spec.seed + _REPLICA_STRIDE * spec.replica) % _SEED_RANGE)),
+        *("--weight-version", "0", "--sampling-backend", SAMPLER),
         *("--skip-server-warmup", "--enable-metrics"),
         *_hosts(spec),
         *(_on_cpu(spec, options, context, ranks) if cpu else _on_device(spec, options, context, ranks)),
@@ -66,6 +70,31 @@ def command(launch: Launch, options: SGLangConfig) -> Command:
         **({"SGLANG_HOST_IP": spec.part.host} if spec.part else {}),  # where its queues listen for the other hosts
     }
     return Command(argv=argv, environ=environ)
+
+
+def _context(spec: InferenceSpec) -> int:
+    """Return the most tokens of a sequence.
+
+    Raises:
+        ModelError: the model has fewer positions; SGLang is allowed more for `SPARE_TOKENS`, and would not refuse.
+    """
+    own = int(inspect_model(spec.model_path, images=True).context_length * _stretched(_text_config(spec)))
+    if own and spec.context_length and spec.context_length > own:
+        raise ModelError(
+            f"a context of {spec.context_length} tokens does not fit model {spec.model_path!r}",
+            why=f"its config.json allows {own} positions",
+            fix=f"set rollout.context_length between 1 and {own}",
+        )
+    return spec.context_length or own
+
+
+def _stretched(text: Mapping[str, Any]) -> float:
+    """Return how many times `max_position_embeddings` a model has positions, as SGLang reads it. Any: JSON."""
+    scaling = text.get("rope_scaling") or text.get("rope_parameters")
+    if not isinstance(scaling, Mapping) or "original_max_position_embeddings" in scaling:
+        return 1.0
+    factor = 1.0 if scaling.get("rope_type") == "llama3" else scaling.get("factor")
+    return factor if isinstance(factor, int | float) and factor > 1 else 1.0
 
 
 def _hosts(spec: InferenceSpec) -> Sequence[str]:

@@ -23,7 +23,8 @@ COMMAND = "vllm.entrypoints.cli.main"
 EXTENSION = "areal_vllm.inside.worker.WorkerExtension"
 BASE_NAME = "policy"
 CPU_CACHE_GIB = 1.0
-_SEED_RANGE = 2**31
+_SEED_RANGE = 2**31 - 1
+"""A prime: seeds that differ in their upper bits only differ here, too."""
 _REPLICA_STRIDE = 1_000_003
 _DEFAULT_BATCHED_TOKENS = 2048
 _ENVIRON = {

@@ -13,7 +13,9 @@ from typing import Any
 
 import attrs
 
+from areal_agentic.renderer import Answer
 from areal_conformance.probes.tokenizers import END
+from areal_core.contract.optional import ToolCall
 from areal_proof.mutants.rows import Original, after, breaking, put, row, within
 from areal_proof.second.renderer import SecondBound, SecondRenderer
 
@@ -83,7 +85,53 @@ def CallsOfOneOrder(original: Original, text: str) -> Any:
     return made if text.lstrip("{ \n").startswith('"name"') else attrs.evolve(made, arguments="{}")
 
 
+@breaks("call", "renderer.parse.spellings")
+def OtherKeysAreNone(original: Original, text: str) -> Any:
+    """Reads a call whose arguments stand under another name as one without any."""
+    told = json.loads(text)
+    if isinstance(told, dict) and isinstance(told.get("name"), str) and "arguments" not in told:
+        return ToolCall(name=told["name"], arguments="{}")
+    return original()
+
+
+@breaks("call", "renderer.parse.calls")
+def TextsAreRead(original: Original) -> Any:
+    """Reads arguments that are texts as the JSON that they spell."""
+    made = original()
+    arguments = {key: _read(value) for key, value in json.loads(made.arguments).items()}
+    return attrs.evolve(made, arguments=json.dumps(arguments))
+
+
+@breaks("call", "renderer.parse.calls")
+def NamesAreWords(original: Original) -> Any:
+    """Reads the name of a tool up to the first dash or dot."""
+    made = original()
+    return attrs.evolve(made, name=re.split("[-.]", made.name)[0])
+
+
+@breaks("parse", "renderer.parse.content")
+def NamedIsCalled(original: Original, tools: Any) -> Any:
+    """Takes a content that is JSON with a name for a call, where tools are offered."""
+    made = original()
+    told = _read(made.content) if tools else None
+    if not isinstance(told, dict) or not isinstance(told.get("name"), str):
+        return made
+    return Answer(content="", thoughts=made.thoughts, calls=[ToolCall(name=told["name"], arguments="{}")])
+
+
+def _read(text: Any) -> Any:  # Any: JSON
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError):
+        return text
+
+
 BRIDGE_ROWS = breaks.rows(
+    row("LineBreakIsTheEnd", "Takes an answer that was cut at what stands behind an end for one that was ended.",
+        "renderer.bridge.closes",
+        bridge=lambda original, self, history, output_ids, messages, tools, keep_thoughts: original(history,
+            [*output_ids[:-1], self.end] if output_ids and self.decoded(output_ids[-1:]) == "\n" else output_ids,
+            messages, tools=tools, keep_thoughts=keep_thoughts)),
     row("AnyEndWillDo", "Goes on behind a stop token that the template does not write there, where thoughts are kept.",
         "renderer.bridge.ends",
         bridge=lambda original, self, history, output_ids, messages, tools, keep_thoughts: original(history,
@@ -101,6 +149,9 @@ SAID_ROWS = breaks.rows(
     row("NothingIsNone", "Writes a content that is nothing as the word for it.", "renderer.render.contents",
         checked=lambda original, message: original({**message, "content": str(message.get("content"))
             if message.get("content") is None else message["content"]})),
+    row("PartsAsTheyStand", "Writes parts of a content as their JSON.", "renderer.render.contents",
+        checked=lambda original, message: original({**message, "content": json.dumps(message["content"])}
+            if isinstance(message.get("content"), list) else message)),
     row("BrokenArgumentsLeftOut", "Writes arguments that are no JSON object as none.", "renderer.render.arguments",
         checked=lambda original, message: original(_with_objects(message))),
 )  # fmt: skip

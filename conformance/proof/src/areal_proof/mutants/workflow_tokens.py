@@ -168,6 +168,15 @@ def PartsAreGathered(self: Bent, episode: Episode) -> Any:
     return attrs.evolve(episode, metrics=dict(seen))
 
 
+@breaks_second("scored", "workflow.reward.some_components")
+async def MissingPartIsZero(original: Original) -> Any:
+    """Scores twice, and takes a part that one of the two rewards does not tell for 0."""
+    one, other = await original(), await original()
+    names = {*one.components, *other.components}
+    parts = {name: (one.components.get(name, 0.0) + other.components.get(name, 0.0)) / 2 for name in names}
+    return attrs.evolve(one, components=parts)
+
+
 FIDELITY_ROWS = breaks.rows(
     row("PartsAreDropped", "Keeps a reward's value and forgets its parts.", "workflow.reward.components",
         bent=lambda episode: attrs.evolve(episode, metrics={})),

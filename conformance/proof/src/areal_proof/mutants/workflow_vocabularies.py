@@ -6,17 +6,23 @@ Does not know: how it is caught.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
-from areal_proof.mutants.rows import breaking, given, row
+from areal_conformance.benches.workflow_vocabularies import END_OF_TURN
+from areal_core.contract.data import StopReason
+from areal_core.contract.workflow import Session
+from areal_proof.mutants.rows import Original, breaking, given, row
 from areal_proof.mutants.workflow_parts import Bent, BentSession
 from areal_proof.second.workflow import BETWEEN, SecondWorkflow
+from areal_tasks.workflows.critique import CritiqueWorkflow
 
 breaks = breaking("workflow/single_turn", Bent)
 breaks_second = breaking("workflow/second", SecondWorkflow)
+breaks_critique = breaking("workflow/critique", CritiqueWorkflow)
 
 
 def _shortest_form(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -41,4 +47,31 @@ LATER_ROWS = breaks_second.rows(
     row("EndStandsTwice", "Writes the end of a turn behind an answer that has said it.", "workflow.tokens.vocabulary",
         ids_of=lambda engine, text, original: [engine.tokenizer.eos_token_id, *original()] if text == BETWEEN
             else original()),
+    row("EndsByReason", "Writes the end of a turn behind an answer that did not stop, also where it said its end.",
+        "workflow.turns.one_end",
+        ids_of=lambda engine, text, original: [engine.tokenizer.eos_token_id, *original()] if text == BETWEEN
+            and engine.asked[-1].generation.stop_reason is not StopReason.STOP else original()),
+    row("CutAnswerTakesMore", "Leaves out the first token behind an answer that was cut.", "workflow.turns.one_end",
+        ids_of=lambda engine, text, original: original()[1:] if text == BETWEEN
+            and engine.asked[-1].generation.stop_reason is StopReason.LENGTH else original()),
 )  # fmt: skip
+
+
+class _Unending(BentSession):
+    """Has a template that writes no end behind an answer."""
+
+    def __init__(self, whole: Session) -> None:
+        super().__init__(whole)
+        tokenizer: Any = copy.copy(whole.tokenizer)  # Any: transformers is not typed here
+        end, line = f"'{END_OF_TURN}\n'", "'\n'"
+        if tokenizer.chat_template is not None:
+            tokenizer.chat_template = tokenizer.chat_template.replace(
+                end, f"({line} if m['role'] == 'assistant' else {end})"
+            )
+        self.tokenizer = tokenizer
+
+
+@breaks_critique("arun_episode", "workflow.turns.one_end")
+async def CutAnswerHasNoEnd(original: Original, engine: Session, data: Mapping[str, Any]) -> Any:
+    """Goes on behind an answer that was cut without the end of a turn that the template writes there."""
+    return await original(_Unending(engine), data)

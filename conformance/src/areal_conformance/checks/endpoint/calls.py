@@ -126,8 +126,8 @@ async def results(bench: EndpointBench) -> None:
                 fresh.agent.history = agent.history[:-1]
                 said(CHAT, await fresh.agent.ask(tools=offers), "the same history in another session")
                 due = text_of(fresh.session.asked[0].input_ids)
-            told = f"a tool answered {texts[0]!r}, and is said to have answered {text!r}"
-            expect(asked == due, f"{told}: the policy is asked {asked!r}, of that history it is {due!r}")
+            where = f"a tool answered {texts[0]!r}, and is said to have answered {text!r}"
+            expect(asked == due, f"{where}: the policy is asked {asked!r}, of that history it is {due!r}")
         trained(opened)
 
 

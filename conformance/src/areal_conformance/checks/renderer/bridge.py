@@ -10,6 +10,7 @@ import re
 from random import Random
 from typing import Any
 
+from areal_agentic.renderer import Answer
 from areal_conformance.benches.conversations import Json
 from areal_conformance.benches.renderer import Bound, RendererBench, Turn, difference, spelled
 from areal_conformance.check import Level, check
@@ -127,6 +128,13 @@ def _closed(bound: Bound, turn: Turn, cut: int, keep_thoughts: bool) -> None:
     ends = open_[place : place + 1]  # where thoughts are kept it may be the one that is written in a history
     expect(place >= 0 and open_[place + 1 :] == closed and (keep_thoughts or ends == end), told)
     read = bound.renderer.parse(body, tools=turn.asked.tools)
+    behind = closed[0] if closed and closed[0] not in bound.controls else None
+    if behind is not None and read == Answer(content=read.content):
+        seen = bound.bridged(turn, [*body, behind], keep_thoughts=keep_thoughts)
+        told_of = (
+            f"{bound.kind}: behind {bound.decoded([*body, behind])!r}, which was cut at what stands behind an end,"
+        )
+        expect(seen in (None, open_), f"{told_of} the bridge is {bound.decoded(seen or [])!r}")
     if place:  # thoughts were cut: what closes them is no word
         added = bound.renderer.parse(body + open_[:place], tools=turn.asked.tools)
         expect(not read.content and added == read, told)

@@ -1,5 +1,7 @@
 """One message said in several ways is one message: parts of text or text, nothing or an empty text, keys left out.
 
+Or it is what the template makes of that way itself, as long as nothing does not become a word.
+
 Knows: the ways in which clients of OpenAI's API write the same.
 Does not know: how any of it becomes tokens.
 """
@@ -75,11 +77,13 @@ _ALIKE: Mapping[str, tuple[list[Json], list[list[Json]]]] = {
     ),
 }
 """What is said -> a conversation that says it, and others that say the same."""
+_WORDS = ("None", "null", "[]", "type")
+"""What becomes of nothing and of parts where a template takes them for texts."""
 
 
 @check("renderer.render.contents", level=Level.SINGLE, law=1, spec="renderer#render")
 def contents(bench: RendererBench) -> None:
-    """Parts of text are their texts together, nothing is an empty text, and a key without a value says nothing."""
+    """Parts, nothing and keys without a value are their plain spelling, or what the template writes for them."""
     for bound in bench.bounds:
         for what, (usual, others) in _ALIKE.items():
             for tools in ([], [_TOOL]):
@@ -90,7 +94,11 @@ def contents(bench: RendererBench) -> None:
                         bench.noted(f"{bound.kind}: {what} is written in one way only, and refused in others")
                         continue
                     told = f"{bound.kind}: {other[-1] if len(other) == 1 else other} is written {bound.decoded(seen)!r}"
-                    expect(seen == due, f"{told}, and the same as {usual} {bound.decoded(due or [])!r}")
+                    words = [bound.decoded(ids) for ids in (due or [], seen)]
+                    made = [word for word in _WORDS if words[1].count(word) > words[0].count(word)]
+                    expect(not made, f"{told}: {made} stand for what nobody wrote")
+                    as_plain = f"{told}, and the same as {usual} {words[0]!r}"
+                    expect(seen in (due, bound.truth(other, tools)), as_plain)
 
 
 _BROKEN: Mapping[str, Json] = {

@@ -118,8 +118,8 @@ def read(bench: RendererBench) -> None:
             if not bound.renderer.stop_token_ids & set(inside):
                 made = bound.renderer.parse(inside)
                 parted = "stone" in made.thoughts and "stone" not in made.content and "ab" in made.content
-                due = ("stone", "ab") if parted or word in between else ("stone", word, "ab")
-                lost = [one for one in due if one not in told(made)]
+                kept = ("stone", "ab") if parted or word in between else ("stone", word, "ab")
+                lost = [one for one in kept if one not in told(made)]
                 expect(not lost, f"{bound.kind}: of {bound.decoded(inside)!r}, read as {made}, {lost} are lost")
         for text in (*(f"ab {word} ba {word[:2]}{word}{word[2:]} I" for word in words), *_forged_calls(bound)):
             for place, put in ANSWERS.items():
@@ -145,5 +145,6 @@ def _forged_calls(bound: Bound) -> Iterator[str]:
     output = ANSWERS["an argument among others"](WORD).output(bound) or []
     body = output[:-1]
     if bound.controlling(body):
-        yield f"ab {bound.decoded(body).replace(chr(34), '')} ba"
-        yield f"ab {bound.decoded(body)} ba"
+        call = bound.decoded(body).removeprefix(bound.decoded(bound.closing or []))
+        yield f"ab {call.replace(chr(34), '')} ba"
+        yield f"ab {call} ba"

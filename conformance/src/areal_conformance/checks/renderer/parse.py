@@ -14,6 +14,7 @@ from typing import Any
 from areal_agentic.renderer import Answer
 from areal_conformance.benches.conversations import Json
 from areal_conformance.benches.renderer import Bound, RendererBench, message_of
+from areal_conformance.benches.renderer_places import ANSWERS, WORD, Put
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Violation, expect
 
@@ -56,27 +57,81 @@ def _said_anywhere(said: Json) -> Json:
     return {"texts": texts, "calls": said["calls"]}
 
 
+_TOOL_OF_TEXTS: Json = {
+    "type": "function",
+    "function": {
+        "name": "zeta",
+        "description": "To ask.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "string"}}},
+    },
+}
+_JSON = (
+    "12345",
+    "-7.5",
+    "true",
+    "null",
+    '{"a": 1}',
+    "[1, 2]",
+    '"ab"',
+    '{"name": "quartz", "age": 3}',
+    '{"name": "ab"}',
+)
+"""Texts that are JSON too."""
+_VALUES: tuple[object, ...] = (None, True, 1.5, [], {"c": None})
+_CALLED: tuple[tuple[str, Json], ...] = (
+    *(("zeta", {"a": text}) for text in _JSON),
+    *(("zeta", {"b": value}) for value in _VALUES),
+    *((name, {"a": "ab"}) for name in ("get-weather", "files.read", "mcp__files__read-2")),
+)
+"""Names and arguments of calls; `a` is a text, and nothing is said of `b`."""
+
+
+def _said_with_tools(bound: Bound, answer: Json, tool: Json = _TOOL_OF_TEXTS) -> tuple[str, Json] | None:
+    """Return an answer where a tool is offered as it is written, and as what it is read; None where it has no place."""
+    put = Put(messages=[{"role": "user", "content": "stone"}, answer], tools=[tool])
+    output = put.output(bound)
+    if output is None:
+        return None
+    return bound.decoded(output), message_of(_parsed(bound, output, tools=put.tools))
+
+
 @check("renderer.parse.content", level=Level.SINGLE, law=1, spec=_PARSE)
 def content(bench: RendererBench) -> None:
-    """An answer of text is read as that text, without the token that ends it."""
+    """An answer of text is read as that text, without the token that ends it, also where the text is JSON."""
     _read_back(bench, 21)
+    for bound in bench.bounds:
+        for text in _JSON:
+            made = _said_with_tools(bound, {"role": "assistant", "content": text})
+            if made is not None and text in made[0]:
+                due = {"content": text, "thoughts": "", "calls": []}
+                told = f"{bound.kind}: {made[0]!r} was written where a tool is offered, for the content {text!r}"
+                expect(made[1] == due, f"{told}, and is read as {made[1]}")
 
 
 @check("renderer.parse.calls", level=Level.SINGLE, law=1, spec=_PARSE)
 def calls(bench: RendererBench) -> None:
-    """Calls are read with their names, arguments and order, beside what was said."""
+    """Calls are read with their names, arguments and order, beside what was said; texts of a tool stay texts."""
     _read_back(bench, 22, tools=True)
+    for bound in bench.bounds:
+        for name, arguments in _CALLED:
+            call = {"id": "call_0", "type": "function", "function": {"name": name, "arguments": arguments}}
+            tool = {**_TOOL_OF_TEXTS, "function": {**_TOOL_OF_TEXTS["function"], "name": name}}
+            made = _said_with_tools(bound, {"role": "assistant", "content": "", "tool_calls": [call]}, tool)
+            if made is not None and name in made[0]:
+                due = [(name, arguments)]
+                expect(made[1]["calls"] == due, f"{bound.kind}: {made[0]!r} was written for {due}, read is {made[1]}")
 
 
 @check("renderer.parse.spellings", level=Level.SINGLE, law=1, spec=_PARSE)
 def spellings(bench: RendererBench) -> None:
-    """JSON of a call in other spacing, order or escapes than the template's is read as that call, or is content."""
+    """JSON of a call in other spacing, order, escapes or keys than the template's is that call, or is content."""
     for bound in bench.bounds:
-        for turn in bound.turns(bench.talks(28, 4, tools=True)):
-            output = turn.output_ids
-            due = message_of(_parsed(bound, output, tools=turn.asked.tools))
+        turns = [(one.output_ids, one.asked.tools) for one in bound.turns(bench.talks(28, 4, tools=True))]
+        puts = [ANSWERS[place](WORD) for place in ("an argument", "an argument among others")]
+        for output, tools in (*turns, *((put.output(bound) or [], put.tools) for put in puts)):
+            due = message_of(_parsed(bound, output, tools=tools))
             for text in _respelled(bound.decoded(output[:-1])) if due["calls"] else ():
-                made = _parsed(bound, [*bound.encoded(text), output[-1]], tools=turn.asked.tools)
+                made = _parsed(bound, [*bound.encoded(text), output[-1]], tools=tools)
                 seen = message_of(made)
                 kept = " ".join((made.content, made.thoughts, *(call.name + call.arguments for call in made.calls)))
                 whole = all(call in seen["calls"] or _stands(call, kept) for call in due["calls"])
@@ -86,7 +141,11 @@ def spellings(bench: RendererBench) -> None:
 def _stands(call: tuple[str, Json], text: str) -> bool:
     """Tell whether a call can still be found in a text."""
     name, arguments = call
-    return name in text and all(key in text for key in arguments)
+    return name in text and all(f'"{key}"' in text for key in arguments)
+
+
+_OTHER_KEYS = {"arguments": "parameters", "parameters": "arguments"}
+"""What families call the arguments of a call."""
 
 
 def _respelled(text: str) -> Iterator[str]:
@@ -98,7 +157,8 @@ def _respelled(text: str) -> Iterator[str]:
         call, end = json.JSONDecoder().raw_decode(text, begin)
     except ValueError:  # no JSON of its own
         return
-    for other in (call, dict(reversed(call.items()))):
+    renamed = {_OTHER_KEYS.get(key, key): value for key, value in call.items()}
+    for other in (call, dict(reversed(call.items())), renamed):
         for spelled in (json.dumps(other), json.dumps(other, indent=2), json.dumps(other, separators=(",", ":"))):
             yield text[:begin] + spelled + text[end:]
 

@@ -144,10 +144,12 @@ def recomputed(bench: TrainBench) -> None:
     expect(with_it > MORE * without, f"{told}: nothing is computed again, so everything is kept")
 
 
-class _Products(TorchDispatchMode):
+class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own is not typed
     """Counts products of matrices."""
 
-    count = 0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Any: torch's own."""

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import itertools
 from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
 from areal_conformance.adapter import Tolerance
-from areal_conformance.benches.workflow import WorkflowBench, drifting_tokenizer, paying, scripted
+from areal_conformance.benches.workflow import Judge, WorkflowBench, drifting_tokenizer, paying, scripted
 from areal_conformance.benches.workflow_tokens import told_right, traced
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Inconclusive, expect
 from areal_core.contract.data import Episode, StopReason
+from areal_core.contract.workflow import RewardInput, RewardResult
 
 _RUN = "workflow#areal_core.contract.workflow.RolloutWorkflow.arun_episode"
 _RESULT = "workflow#areal_core.contract.workflow.RewardResult"
@@ -65,6 +67,25 @@ async def components(bench: WorkflowBench) -> None:
             expect(not other, f"the reward told of {given}, the episode of {other}")
         strange = sorted((names & metrics.keys()) - given.keys())
         expect(not strange, f"the reward told of {given}; the metrics {strange} are another episode's")
+
+
+@check("workflow.reward.some_components", level=Level.SINGLE, law=5, spec="workflow#tasks-of-its-own")
+async def some_components(bench: WorkflowBench) -> None:
+    """A part that some of an episode's rewards told and others did not is a metric made of those that told it."""
+    for row, first in product(bench.rows, (0, 1)):
+        told: dict[str, list[float]] = {}
+        session = bench.session(judge=_telling_in_turns(first, told))
+        made = await bench.run(session, row)
+        bench.scored(session)
+        if not isinstance(made, Episode):
+            bench.notes.append("returns bare trajectories, which have no metrics")
+            return
+        for name in told.keys() & made.metrics.keys():
+            seen, all_told = made.metrics[name], told[name]
+            within = min(all_told) - 1e-9 <= seen <= max(all_told) + 1e-9
+            expect(
+                within, f"rewards told of {name!r} {all_told}; the episode's metric is {seen}, which none of them is"
+            )
 
 
 @check("workflow.reward.any_end", level=Level.SINGLE, law=5, spec=_RESULT)
@@ -224,6 +245,20 @@ async def _recorded(bench: WorkflowBench, stop: StopReason, length: int, value: 
     seen = [trajectory.reward for trajectory in made.trajectories]
     close = bench.worth(made, value, tolerance)
     expect(close, f"a reward of {value} for {length} tokens that ended with {stop!s} is recorded as {seen}")
+
+
+def _telling_in_turns(first: int, told: dict[str, list[float]]) -> Judge:
+    """Return a judge that tells other parts each time; what it told of each is added to `told`."""
+    numbers = itertools.count()
+
+    def judge(_: RewardInput) -> RewardResult:
+        number = next(numbers)
+        parts = {"odd": 2.0 + number} if number % 2 == first else {"even": -3.0 - number, "nothing": 0.0}
+        for name, value in parts.items():
+            told.setdefault(name, []).append(value)
+        return RewardResult(value=0.625, components=parts)
+
+    return judge
 
 
 async def _prompt(bench: WorkflowBench, row: Mapping[str, Any], *, fresh: bool = False) -> tuple[int, ...]:

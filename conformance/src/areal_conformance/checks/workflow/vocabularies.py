@@ -12,7 +12,7 @@ from typing import Any
 
 from areal_conformance.benches.workflow import ScriptedSession, WorkflowBench
 from areal_conformance.benches.workflow_tokens import told_right, traced
-from areal_conformance.benches.workflow_vocabularies import FIRST_ID, base_tokenizer, chat_tokenizer, said
+from areal_conformance.benches.workflow_vocabularies import base_tokenizer, chat_tokenizer, moved, said
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.data import Episode, StopReason
@@ -28,7 +28,7 @@ async def vocabulary(bench: WorkflowBench) -> None:
     """Ids above 65,535 are asked, trained and told to the reward as they are, and the end of an answer stands once."""
     for tokenizer in (chat_tokenizer(), base_tokenizer()):
         workflow = bench.fresh()
-        for row in map(_moved, bench.rows):
+        for row in map(moved, bench.rows):
             for stop in (StopReason.STOP, StopReason.LENGTH):
                 session = bench.session(lambda turn, t=tokenizer, s=stop: said(t, turn, s))  # type: ignore[misc]
                 session.tokenizer = tokenizer
@@ -96,8 +96,3 @@ def _whole(made: Any, session: ScriptedSession, row: Mapping[str, Any], adds: Co
         if after.input_ids[: len(known)] == known and known[-1] == end:
             told = f"an answer ended with {end}, and the next request has that token once more behind it"
             expect(after.input_ids[len(known)] != end, told)
-
-
-def _moved(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row whose token ids, if it has any, are ones that 16 bits do not hold."""
-    return {**row, "input_ids": [FIRST_ID + one for one in row["input_ids"]]} if "input_ids" in row else row

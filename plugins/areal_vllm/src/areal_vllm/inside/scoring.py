@@ -11,11 +11,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from areal_vllm.inside.asked import TEMPERATURE, extra
+from areal_vllm.inside.heads import rows_of
+
+_NEEDED = ("_get_prompt_logprobs_dict", "num_prompt_logprobs", "sampler", "lora_config", "input_batch")
 
 
 def install(runner: Any) -> bool:
     """Make the runner heed `TEMPERATURE` in prompt log-probs; tell whether it could. Any: vLLM's runner."""
-    if not all(hasattr(runner, name) for name in ("_get_prompt_logprobs_dict", "num_prompt_logprobs", "sampler")):
+    if not all(hasattr(runner, name) for name in _NEEDED):
         return False
     runner._get_prompt_logprobs_dict = _Scores(runner, runner._get_prompt_logprobs_dict)
     return True
@@ -38,7 +41,7 @@ class _Scores:
         try:
             for name, count in waiting.items():
                 runner.num_prompt_logprobs = {name: count}
-                with _heated(runner.sampler, self._meant(name) or 1.0):
+                with _heated(runner.sampler, self._meant(name) or 1.0), rows_of(runner, name):
                     found.update(self._original(hidden_states, num_scheduled_tokens))
                 left.update(runner.num_prompt_logprobs)
         finally:

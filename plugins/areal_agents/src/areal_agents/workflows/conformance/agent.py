@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
-from areal_agents.workflows.conformance.episodes import ROWS, first_asked, said_by
+from areal_agents.workflows.conformance.episodes import ROW, ROWS, first_asked, said_by
 from areal_agents.workflows.conformance.renderers import built
 from areal_agents.workflows.talks import TalkConfig, Talks
 from areal_conformance.adapter import Adapter, Bounds, Variant
@@ -48,6 +49,25 @@ async def never_ends(row: Mapping[str, Any], base_url: str, api_key: str) -> Non
     await asyncio.Event().wait()
 
 
+async def tells(row: Mapping[str, Any], base_url: str, api_key: str) -> Any:
+    """Ask, and say what the episode is worth, in the way that the row names.
+
+    Any: a number, a mapping, or nothing; a row is the data set's.
+    """
+    import aiohttp
+
+    await asks(row, base_url, api_key)
+    worth = row["worth"]
+    if row["how"] == "call":
+        headers = {"Authorization": f"Bearer {api_key}"}
+        async with (
+            aiohttp.ClientSession(headers=headers) as http,
+            http.post(f"{base_url}/reward", json={"reward": worth}) as response,
+        ):
+            response.raise_for_status()
+    return {"number": worth, "mapping": {"reward": worth, "part": 0.0}}.get(row["how"])
+
+
 _PROGRAM = f"""
 import json, os, sys, urllib.request
 row = json.load(sys.stdin)
@@ -80,6 +100,17 @@ async def _told(workflow: RolloutWorkflow) -> tuple[str, int, list[float], str]:
     return named, len(session.asked), sorted(one.reward for one in made.trajectories), last
 
 
+async def _worth(workflow: RolloutWorkflow) -> list[tuple[list[float], int, float]]:
+    """Return what trajectories are worth, how often the run's own reward was asked, and a part that the agent tells."""
+    made = []
+    for how, worth in product(("call", "number", "mapping", "nothing"), (0.0, -1.5)):
+        row = {**ROW, "how": how, "worth": worth}
+        session, episode = await said_by(workflow, "ab", row=row, rewards=lambda _: 1.0)
+        rewards = [one.reward for one in episode.trajectories]
+        made.append((rewards, len(session.scored), episode.metrics.get("part", -1.0)))
+    return made
+
+
 async def _failed(workflow: RolloutWorkflow) -> str:
     """Return what an episode fails with."""
     try:
@@ -108,6 +139,16 @@ AGENT = Adapter(
             shows=_by_command,
             gives=(["stone>enots"], 0.25, 3.0),
             again=False,
+        ),
+        "told": Variant(
+            options={"run": f"{_HERE}:tells"},
+            shows=_worth,
+            gives=[
+                *[([0.0], 0, -1.0), ([-1.5], 0, -1.0)] * 2,
+                *[([0.0], 0, 0.0), ([-1.5], 0, 0.0)],
+                *[([1.0], 1, -1.0)] * 2,
+            ],
+            again=False,  # it reads what is told from columns of rows of its own
         ),
         "agent_timeout_s": Variant(
             options={"run": f"{_HERE}:never_ends", "agent_timeout_s": 0.25},

@@ -43,7 +43,12 @@ async def _grades(workflow: RolloutWorkflow) -> list[tuple[object, int]]:
     from areal_core.contract.errors import EpisodeFailed
 
     made: list[tuple[object, int]] = []
-    for words in (("Score: 9? No. Score: 4",), ("in 2 words", "score = -2.5"), ("1", "2", "3", "score: 4")):
+    for words in (
+        ("Score: 9? No. Score: 4",),
+        ("in 2 words", "score = -2.5"),
+        ("1", "2", "3", "score: 4"),
+        ("score: 0",),
+    ):
         try:
             session, episode = await said_by(workflow, "answer 0", *words)
             made.append(([each.reward for each in episode.trajectories], len(session.asked)))
@@ -87,13 +92,13 @@ JUDGE = Adapter(
             gives=[f"of-{prompt}>-is-{{answer}} 7-{{hint}}" for prompt in ("stone", "baobab", "other")],
         ),
         "scale": Variant(
-            options={"scale": 4.0}, shows=_grades, gives=[([1.0], 2), ([-0.625], 3), ("EpisodeFailed", 0)]
+            options={"scale": 4.0}, shows=_grades, gives=[([1.0], 2), ([-0.625], 3), ("EpisodeFailed", 0), ([0.0], 2)]
         ),
-        "tries": Variant(options={"tries": 4}, shows=_grades, gives=[([0.4], 2), ([-0.25], 3), ([0.4], 5)]),
+        "tries": Variant(options={"tries": 4}, shows=_grades, gives=[([0.4], 2), ([-0.25], 3), ([0.4], 5), ([0.0], 2)]),
         "pattern": Variant(
             options={"pattern": r"(\d)\? No"},
             shows=_grades,
-            gives=[([0.9], 2), ("EpisodeFailed", 0), ("EpisodeFailed", 0)],
+            gives=[([0.9], 2), *[("EpisodeFailed", 0)] * 3],
             again=False,  # the renderer's scores are none of those
         ),
         "system": Variant(options={"system": "beg-"}, shows=first_asked, gives="beg-stone>"),

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from areal_agents.workflows.conformance.episodes import ROW, ROWS, between, first_asked, heard, said_by, spoken
 from areal_agents.workflows.conformance.renderers import built
 from areal_conformance.adapter import Adapter, Bounds, Variant
+from areal_core.contract.errors import GenerationFailed
 from areal_core.contract.optional import ToolCall, ToolParse
 
 if TYPE_CHECKING:
@@ -63,8 +65,46 @@ async def _reckoned(workflow: RolloutWorkflow) -> list[str]:
 
 
 async def _programs(workflow: RolloutWorkflow) -> list[str]:
-    """Return what programs of two episodes print."""
-    return [*await heard(workflow), *await heard(workflow)]
+    """Return what programs of two episodes print: the first one, and one after others that did not end well."""
+    first = await heard(workflow)
+    for ends_badly in (_lost, _cancelled):
+        await ends_badly(workflow)
+    return [*first, *await heard(workflow)]
+
+
+async def _lost(workflow: RolloutWorkflow) -> None:
+    """Make an episode whose policy is lost behind its first call."""
+    from areal_conformance.benches.workflow import ScriptedSession, paying
+    from areal_conformance.benches.workflow_vocabularies import base_tokenizer
+
+    tokenizer = base_tokenizer()
+    script = [spoken(tokenizer, 0, "ab"), GenerationFailed("the engine lost it")]
+    session = ScriptedSession(script=lambda turn: script[turn], judge=paying(), tokenizer=tokenizer)
+    with suppress(GenerationFailed):
+        await workflow.arun_episode(session, ROW)
+
+
+async def _cancelled(workflow: RolloutWorkflow) -> None:
+    """Cancel an episode behind its first call."""
+    from areal_conformance.benches.workflow import ScriptedSession, paying
+    from areal_conformance.benches.workflow_vocabularies import base_tokenizer
+
+    tokenizer, there, never = base_tokenizer(), asyncio.Event(), asyncio.Event()
+
+    async def stays(turn: int) -> None:
+        if turn:
+            there.set()
+            await never.wait()
+
+    session = ScriptedSession(
+        script=lambda turn: spoken(tokenizer, turn, "ab"), judge=paying(), tokenizer=tokenizer, at_generate=stays
+    )
+    task = asyncio.ensure_future(workflow.arun_episode(session, ROW))
+    waiting = asyncio.ensure_future(there.wait())
+    await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
+    for one in (task, waiting):
+        one.cancel()
+    await asyncio.wait((task, waiting))
 
 
 async def _read_by_engine(workflow: RolloutWorkflow) -> list[Any]:
