@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.benches.rollouts import RolloutBench
 from tests.rollout.test_episode_store import Remembered, run
@@ -83,6 +83,7 @@ def test_whoever_is_accepted_is_trained_however_long_it_took(
     resumed_after=st.integers(0, 4),
     waited=st.integers(0, 60),
 )
+@example(lengths=[1, 1, 7, *[1] * 17], teaching={*range(5)}, bound=3, prompts=1, resumed_after=3, waited=0)
 def test_who_shares_a_dynamic_batch_is_not_who_was_fast_or_accepted(
     lengths: list[int], teaching: set[int], bound: int, prompts: int, resumed_after: int, waited: int
 ) -> None:
@@ -133,7 +134,8 @@ def test_who_shares_a_dynamic_batch_is_not_who_was_fast_or_accepted(
         assert all(1 <= len(groups) <= prompts for groups in batches)
         assert len(handled) % prompts == 0, "whoever is left out has kept the place"
         made_anew = len(handled) // prompts - len(batches)  # batches of which nothing was left, at the same version
-        ahead = (bound + made_anew) * prompts
+        begun_anew = bound * (0 < resumed_after < 6)  # what ran at a resume is issued again, with a deadline of its own
+        ahead = (bound + begun_anew + made_anew) * prompts
         assert set(range(len(handled) - ahead)) <= set(handled), "nobody was passed over for longer"
         assert max(age for groups in batches for group in groups for age in group.staleness) <= bound
         assert filtered + stats.filtered == len(left_out) and stats.rejected == stats.filtered

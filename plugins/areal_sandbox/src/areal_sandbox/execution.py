@@ -161,7 +161,7 @@ async def _discarded(making: asyncio.Future[asyncio.subprocess.Process]) -> None
     with contextlib.suppress(SandboxError):
         process = await making
         kill_group(process.pid)
-        await process.wait()
+        await _gone(process)
 
 
 async def _started(
@@ -214,4 +214,13 @@ async def _settle(tasks: Sequence[asyncio.Future[Any]], process: asyncio.subproc
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    await process.wait()
+    await _gone(process)
+
+
+async def _gone(process: asyncio.subprocess.Process) -> None:
+    """Wait until a process that was killed is gone.
+
+    `process.wait()` waits for its pipes, too, which whoever left its group may hold for as long as it likes.
+    """
+    while process.returncode is None:  # noqa: ASYNC110  asyncio tells nobody of this alone
+        await asyncio.sleep(_PAUSE_S)

@@ -6,6 +6,8 @@ Does not know: how it is caught.
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -22,6 +24,12 @@ from areal_proof.second.infer.requests import Slot
 from areal_proof.second.infer.sampling import distribution, uniform
 
 breaks = breaking("infer/second", SecondInferenceEngine)
+
+
+def named_ends(folder: str) -> bool:
+    """Tell whether a model folder's generation_config.json names an end token, or is not there."""
+    file = Path(folder) / "generation_config.json"
+    return not file.is_file() or "eos_token_id" in json.loads(file.read_text())
 
 
 @breaks("distribution", "infer.sampling.min_tokens_filtered")
@@ -159,6 +167,10 @@ ROWS = breaks.rows(
             for token in other.request.sampling.stop_token_ids} else original(slot)),
     row("FirstStopStringOnly", "Looks for the first of several stop strings.", "infer.sampling.stop_strings",
         slot_for=given(sampling=lambda request: attrs.evolve(request.sampling, stop=request.sampling.stop[:1]))),
+    row("NoEndOfConfig", "Ends at no token where generation_config.json is there and names none.",
+        "infer.sampling.end_of_config",
+        slot_for=then(lambda result, self: setattr(result, "end_ids", result.end_ids
+            if named_ends(self.require().spec.model_path) else ()))),
     row("OneEndTokenOnly", "Knows one end token where generation_config.json lists several.",
         "infer.sampling.several_ends",
         slot_for=then(lambda result, self: setattr(result, "end_ids", tuple(token for token in result.end_ids

@@ -15,8 +15,10 @@ Does not know: what a command sees of it (`view`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shlex
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -108,13 +110,17 @@ class Room:
         return command if self.group is None else ["sh", "-c", joining(self.group) + 'exec "$@"', "sh", *command]
 
     async def empty(self) -> bool:
-        """Wait until nothing runs in the room but what holds it; return False if that takes too long.
+        """Have nothing run in the room but what holds it; return False if that takes too long.
 
-        What lost its parent there is a child of the first process.
+        What lost its parent there is a child of the first process. It is killed: a bubblewrap whose parent ended before
+        it could ask to end with it, as one that is cancelled at its start, would go on.
         """
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
         deadline = asyncio.get_running_loop().time() + _END_S
-        while _text(children):
+        while left := _text(children).split():
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(int(pid), signal.SIGKILL)
             if asyncio.get_running_loop().time() > deadline:
                 return False
             await asyncio.sleep(0.002)
