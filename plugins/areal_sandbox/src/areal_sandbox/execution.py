@@ -122,7 +122,7 @@ async def execute(
         stopped = await _end(process, timeout_s if outputs[0].kept else _LAST_OUTPUT_S, watched)
         seconds = time.perf_counter() - began
         kill_group(process.pid)
-        code = await process.wait()
+        code = await _gone(process)
         await asyncio.wait(streams, timeout=_LAST_OUTPUT_S)
     finally:
         kill_group(process.pid)
@@ -217,10 +217,11 @@ async def _settle(tasks: Sequence[asyncio.Future[Any]], process: asyncio.subproc
     await _gone(process)
 
 
-async def _gone(process: asyncio.subprocess.Process) -> None:
-    """Wait until a process that was killed is gone.
+async def _gone(process: asyncio.subprocess.Process) -> int:
+    """Wait until a process that was killed is gone, and return its exit code.
 
     `process.wait()` waits for its pipes, too, which whoever left its group may hold for as long as it likes.
     """
     while process.returncode is None:  # noqa: ASYNC110  asyncio tells nobody of this alone
         await asyncio.sleep(_PAUSE_S)
+    return process.returncode
