@@ -13,7 +13,7 @@ from tests.benches.fleets import EndableWorker
 from tests.benches.weight_workers import ReceivingWorker, SendingWorker
 
 from areal_core.contract.errors import VersionRegressed, WeightSyncError, WorkerDied
-from areal_core.contract.inference import GenerationRequest, SamplingParams
+from areal_core.contract.inference import GenerationRequest, PauseMode, SamplingParams
 from areal_core.contract.weights import Offer, Receipt
 from areal_core.fleet.pool import InferencePool
 from areal_core.fleet.weight_sync import WeightSync
@@ -151,8 +151,9 @@ def test_nothing_is_sent_between_two_trainers() -> None:
     run.transport.close()
 
 
-def test_tokens_are_stamped_with_the_policy_s_version() -> None:
-    """Engines count on; whoever asks the pool sees the version that is trained on."""
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_tokens_are_stamped_with_the_policy_s_version(interrupted: bool) -> None:
+    """Engines count on; whoever asks the pool sees the version that is trained on, also of a request in two parts."""
 
     async def test() -> list[tuple[int, int, int]]:
         clock = StepClock()
@@ -162,8 +163,14 @@ def test_tokens_are_stamped_with_the_policy_s_version() -> None:
         pool.ahead = 5
         request = GenerationRequest(request_id="r", input_ids=(1,), sampling=SamplingParams(max_new_tokens=3))  # type: ignore[arg-type]
         asked = asyncio.ensure_future(pool.generate(request))
+        if interrupted:
+            while not (await engine.status()).tokens_generated:
+                await clock.advance(1.0)
+            await engine.pause(PauseMode.ABORT)
+            engine.version = 8
+            await engine.resume()
         while not asked.done():
             await clock.advance(1.0)
         return [(span.start, span.stop, span.version) for span in asked.result().version_spans]
 
-    assert asyncio.run(test()) == [(0, 3, 2)]
+    assert asyncio.run(test()) == ([(0, 1, 2), (1, 3, 3)] if interrupted else [(0, 3, 2)])

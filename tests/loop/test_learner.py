@@ -92,11 +92,16 @@ def test_every_role_takes_part_and_what_is_trained_knows_its_version(tmp_path: P
             critic=critic,
             critic_objective=critic_spec(EVERYTHING),
         )
-        update = await learner.update(make_batch([(2, 3), (1, 5), (4, 9), (3, 1), (2, 12), (6, 2)]), 4)
+        batch = make_batch([(2, 3), (1, 5), (4, 9), (3, 1), (2, 12), (6, 2)])
+        update = await learner.update(batch, 4)
 
         steps = ["forward", *3 * ["train_step"], "set_version"]
         workers = [group.workers[0] for group in (actor, critic, reference)]
         assert [[name for name, _ in worker.calls[1:]] for worker in workers] == [steps, steps, ["forward"]]
+        parts, same = (
+            [args[0].num_tokens for name, args in worker.calls if name == "train_step"] for worker in workers[:2]
+        )
+        assert parts == same and sum(parts) == batch.num_tokens, "the critic learns from the actor's minibatches"
         assert [worker.versions() for worker in workers] == [[5], [5], []]
         assert [report.stepped for report in update.reports] == [True] * 3
         assert {"reference_kl", "behaviour_weight", "critic/loss", "critic/grad_norm"} <= update.metrics.keys()

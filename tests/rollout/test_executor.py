@@ -144,6 +144,27 @@ def test_rejected_groups_are_replaced_and_never_trained_on() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("member", range(3))
+def test_any_member_rejects_its_group(member: int) -> None:
+    """Whichever it is: a group is trained whole or not at all."""
+
+    async def test() -> None:
+        seen: dict[int, int] = {}
+
+        def judge(row: Mapping[str, Any], _: Generation) -> float | None:
+            seen[row["number"]] = seen.get(row["number"], -1) + 1
+            return None if row["number"] == 1 and seen[1] == member else 1.0
+
+        bench = RolloutBench(RolloutConfig(prompts_per_step=2, group_size=3, max_staleness=0), judge=judge)
+        groups = await bench.step()
+        await bench.close()
+
+        assert indices(groups) == [0, 2]
+        assert [len(group.episodes) for group in groups] == [3, 3]
+
+    run(test)
+
+
 def test_a_filter_over_whole_groups_rejects_them() -> None:
     """Dynamic sampling: groups whose rewards are all equal are made again from other prompts."""
 

@@ -284,6 +284,16 @@ async def silent(row: dict[str, Any], base_url: str, api_key: str) -> float:
     return 1.0
 
 
+async def forcing(row: dict[str, Any], base_url: str, api_key: str) -> float:
+    """As frameworks do that want a call at any price; then as one that sends no messages."""
+    asked = client(base_url, api_key)
+    tool: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+    for body in ({"messages": [{"role": "user", "content": "x"}], "tools": [tool]}, {"messages": []}):
+        with pytest.raises(openai.BadRequestError):
+            await asked.chat.completions.create(model="policy", tool_choice="required", **body)
+    return 1.0
+
+
 async def wordy(row: dict[str, Any], base_url: str, api_key: str) -> str:
     await one(row, base_url, api_key)
     return "good"
@@ -310,6 +320,7 @@ async def cancelled(row: dict[str, Any], base_url: str, api_key: str) -> float:
         (leaving, EpisodeFailed, "ended with SystemExit"),
         (cancelled, EpisodeFailed, "ended with CancelledError"),
         (silent, EpisodeFailed, "asked nothing"),
+        (forcing, EpisodeFailed, r"(?s)cannot do, and nothing else.*messages: "),
         (wordy, EpisodeFailed, "returned 'good'"),
         (crashing, ZeroDivisionError, "of the agent"),
     ],

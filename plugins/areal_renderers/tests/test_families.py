@@ -55,6 +55,27 @@ def test_a_family_is_found_by_its_proof(template: str, renderers: dict[str, Boun
     assert isinstance(renderers[template], BoundRenderer)
 
 
+@pytest.mark.parametrize(
+    ("template", "ends"),
+    [
+        ("qwen2_5", {"<|im_end|>", "<|endoftext|>"}),
+        ("qwen3", {"<|im_end|>", "<|endoftext|>"}),
+        ("smollm2", {"<|im_end|>"}),
+        ("llama3_1", {"<|eot_id|>", "<|eom_id|>"}),
+        ("deepseekv3", {"<\uff5cend\u2581of\u2581sentence\uff5c>"}),
+        ("glm4moe", {"<|user|>", "<|observation|>", "<|endoftext|>"}),
+        ("gptoss", {"<|return|>", "<|call|>"}),
+    ],
+)
+def test_an_answer_ends_by_every_token_that_the_models_end_theirs_by(
+    template: str, ends: set[str], renderers: dict[str, BoundTemplate]
+) -> None:
+    """As generation_config.json of the published models names them: an engine that misses one writes on."""
+    tokenizer = family_tokenizer(template)
+
+    assert {tokenizer.convert_ids_to_tokens(token) for token in renderers[template].stop_token_ids} == ends
+
+
 def test_a_prompt_may_open_the_thoughts_and_an_answer_may_have_none() -> None:
     """A template that opens thoughts, and writes an empty block where there were none, is proven like any other."""
     own = family_tokenizer("qwen3")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -63,28 +61,6 @@ def test_a_context_beyond_the_positions_is_refused(model: Path, tmp_path: Path) 
     """SGLang must be allowed more than the model has, for its own room, and would only warn."""
     with pytest.raises(ModelError, match=r"(?s)129 tokens.*between 1 and 128"):
         command(launch(model, tmp_path, context_length=129), SGLangConfig())
-
-
-@pytest.mark.parametrize(
-    ("scaling", "most"),
-    [
-        ({"rope_type": "linear", "factor": 2.0}, 256),
-        ({"rope_type": "llama3", "factor": 2.0}, 128),
-        ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64}, 128),
-    ],
-    ids=["linear", "llama3", "yarn"],
-)
-def test_positions_that_are_stretched_count(model: Path, tmp_path: Path, scaling: dict[str, object], most: int) -> None:
-    """Where max_position_embeddings is of the model before its rotary positions were scaled."""
-    folder = tmp_path / "model"
-    shutil.copytree(model, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "rope_scaling": scaling}))
-
-    argv = command(launch(folder, tmp_path, context_length=most), SGLangConfig()).argv
-    assert int(value(argv, "--context-length")) == most + SPARE_TOKENS
-    with pytest.raises(ModelError, match=f"{most + 1} tokens"):
-        command(launch(folder, tmp_path, context_length=most + 1), SGLangConfig())
 
 
 def test_the_spec_is_obeyed(model: Path, tmp_path: Path) -> None:

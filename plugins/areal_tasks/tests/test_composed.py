@@ -109,6 +109,14 @@ def test_a_part_that_fails_fails_the_whole_and_is_named(own: str, completion: st
     assert (before.value, after.value) == (2.0, 1.0)
 
 
+def test_a_part_that_failed_stays_failed_whatever_the_next_one_gives(own: str) -> None:
+    parts = {"mood": {"name": "moody"}, "correct": {"name": "right"}}
+
+    (failed,) = scored(own, parts, ["raise"])
+
+    assert (failed.status, failed.value, failed.components) == (RewardStatus.RAISED, None, {})
+
+
 def test_a_part_that_must_pass_ends_it(own: str) -> None:
     """The parts after it are not asked, so one that would raise does not."""
     parts = {"form": {**FORM, "at_least": 1.0}, "mood": {"name": "moody"}}

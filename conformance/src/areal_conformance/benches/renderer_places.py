@@ -12,7 +12,7 @@ Does not know: how a family writes any of them, or what is strange about a text.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from attrs import field, frozen
 
@@ -63,8 +63,9 @@ class Put:
         across = bound.decoded(whole).startswith(bound.decoded(prompt))  # a token lies across the border
         if asked is None or whole[: len(asked)] != asked or across or bound.closing is None:
             return None
-        same = next(at for at, pair in enumerate(zip(prompt, whole, strict=False)) if len(set(pair)) > 1)
-        return _up_to_the_end(bound, [*bound.closing, *whole[same:]])
+        apart = (at for at, pair in enumerate(zip(prompt, whole, strict=False)) if len(set(pair)) > 1)
+        same = next(apart, None)
+        return None if same is None else _up_to_the_end(bound, [*bound.closing, *whole[same:]])
 
     def bridged(self, bound: Bound, then: Sequence[Json]) -> list[int] | None:
         """Return the bridge behind its last message as an output; None where there is none, or no place for it."""
@@ -166,8 +167,19 @@ FOLLOWING: Mapping[str, Callable[[str], list[Json]]] = {
 
 def reads_as(written: str, usual: str, text: str) -> bool:
     """Tell whether what was written is the usual with a text in place of `WORD`, spelled as JSON may where that is."""
-    if written == usual.replace(WORD, text):
-        return True
+    return any(written == usual.replace(WORD, each) for each in _spelled(text)) or _reads_as_json(written, usual, text)
+
+
+def _spelled(text: str) -> Iterator[str]:
+    """Yield a text as it stands, and within a text of JSON, and within JSON that is itself a text of JSON."""
+    yield text
+    for plain in (True, False):
+        once = json.dumps(text, ensure_ascii=plain)[1:-1]
+        yield from (once, json.dumps(once, ensure_ascii=plain)[1:-1])
+
+
+def _reads_as_json(written: str, usual: str, text: str) -> bool:
+    """Tell the same where a text of JSON is the word alone, in any spelling of JSON."""
     begin, *rest = usual.split(f'"{WORD}"')
     place = len(begin.replace(WORD, text))
     if written[:place] != begin.replace(WORD, text):

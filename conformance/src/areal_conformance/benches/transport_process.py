@@ -83,14 +83,20 @@ class Peer:
             return False
 
     def end(self) -> None:
-        """Let it come to its end, as a worker that is told to. Violation of law 9 if it does not, or with an error."""
+        """Close its transport and let it come to its end, as a worker that is told to.
+
+        Raises:
+            Violation: of law 9; it does not end, or with an error.
+        """
         assert self._process.stdin is not None
+        self.ask("reset")
         self._process.stdin.close()
-        deadline = Deadline(self._wait_s)
-        try:
-            code = self._process.wait(deadline.left())
-        except subprocess.TimeoutExpired:
-            raise deadline.late(f"the end of another process did not come within {self._wait_s:g} s", law=9) from None
+        deadline, code = Deadline(self._wait_s), None
+        while code is None and (left := deadline.left()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(left)
+        if code is None:
+            raise deadline.late(f"the end of another process did not come within {self._wait_s:g} s", law=9)
         if code:
             raise Violation(f"a process that had an end of the transport ended with exit code {code}", law=9)
 

@@ -6,11 +6,14 @@ Does not know: who decodes with them.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import tokenizers
+from attrs import frozen
 from tokenizers import decoders, pre_tokenizers
 from tokenizers.models import BPE, WordLevel
 from transformers import PreTrainedTokenizerFast
@@ -65,6 +68,31 @@ def byte_level(pairs: Pairs) -> Any:
     return _fast(made)
 
 
+@frozen
+class InOldFiles:
+    """A byte-level tokenizer in the files that were written before tokenizer.json was, and in no others."""
+
+    fast: Any  # Any: transformers is not typed here
+
+    def decode(self, ids: Sequence[int], **options: Any) -> str:
+        """Return the text of ids. Any: transformers' own options."""
+        return str(self.fast.decode(ids, **options))
+
+    def save_pretrained(self, folder: Path) -> None:
+        """Write it into a folder."""
+        named = {f"{kind}_token": token for kind, token in zip(("pad", "eos", "unk"), _SPECIAL, strict=True)}
+        config = {**named, "bos_token": "<eos>", "tokenizer_class": "GPT2Tokenizer", "add_prefix_space": False}
+        config["clean_up_tokenization_spaces"] = False
+        (folder / "vocab.json").write_text(json.dumps(self.fast.get_vocab(), ensure_ascii=False), encoding="utf-8")
+        (folder / "merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+        (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def old_files(pairs: Pairs) -> Any:
+    """Return the byte-level one in the files vocab.json and merges.txt."""
+    return InOldFiles(byte_level(pairs))
+
+
 def pieces(pairs: Pairs) -> Any:
     """Return one as SentencePiece writes: words carry the space before them, other letters are two byte tokens."""
     bytes_ = (*(f"<0x{byte:02X}>" for byte in (*_LEADS, *_CONTINUED)),)
@@ -78,5 +106,7 @@ def pieces(pairs: Pairs) -> Any:
     return _fast(made)
 
 
-SPELLINGS: Mapping[str, Callable[[Pairs], Any]] = MappingProxyType({"byte_level": byte_level, "pieces": pieces})
+SPELLINGS: Mapping[str, Callable[[Pairs], Any]] = MappingProxyType(
+    {"byte_level": byte_level, "pieces": pieces, "old_files": old_files}
+)
 """Kinds of tokenizer, by name. Any: transformers is not typed here."""

@@ -65,9 +65,7 @@ class SleepingEngine(ServedEngine, ABC):
         """Take the memory again; weights must be received before generating. Idempotent."""
         running = self._able()
         if self._asleep:
-            await running.server.asked(self.wake_up)
-            if running.serves_adapter:  # no version brings the model that it is an adapter of
-                await running.server.asked(self._load_folder)
+            await running.server.asked(self._wake_whole)
         self._asleep = False
 
     async def resume(self) -> None:
@@ -95,9 +93,15 @@ class SleepingEngine(ServedEngine, ABC):
                 "the server has no weights", why="it slept", fix="call wake, receive_weights and commit_weights first"
             )
 
-    async def _load_folder(self, api: Api) -> None:
+    async def _wake_whole(self, api: Api) -> None:
+        """Wake, and load the model that a policy is an adapter of, which no version brings.
+
+        One question, so that a server that ends in between, whose successor sleeps, is asked both again.
+        """
         running = self.running
-        await self.dialect.load(api, running.model.path, running.state.version, keep_cache=True)
+        await self.wake_up(api)
+        if running.serves_adapter:
+            await self.dialect.load(api, running.model.path, running.state.version, keep_cache=True)
 
     def _able(self) -> Running:
         running = self.running

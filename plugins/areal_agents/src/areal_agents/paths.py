@@ -28,7 +28,14 @@ from areal_agents.wire.completions import Completions, TextBody
 from areal_agents.wire.messages import CountBody, Messages, MessagesBody
 from areal_agents.wire.problems import Problem
 from areal_agents.wire.responses import Responses, ResponsesBody
-from areal_core.contract.errors import ArealError, BatchError, CapabilityError, DatasetError, PromptTooLong
+from areal_core.contract.errors import (
+    ArealError,
+    BatchError,
+    CapabilityError,
+    DatasetError,
+    EpisodeFailed,
+    PromptTooLong,
+)
 
 T = TypeVar("T")
 B = TypeVar("B", bound=Body)
@@ -123,6 +130,7 @@ async def _outcome(request: Request, session: AgentSession, api: Api[B], body: B
         api.answered(body, ask, replies, session)
         return replies
     except NotDone as error:
+        session.refused = _not_done(str(error))
         return Problem(status=error.status, message=str(error))
     except TooManyRequests as error:
         return Problem(status=429, message=str(error))
@@ -192,6 +200,15 @@ async def _count(request: Request, body: CountBody) -> Response:
     return _json({"input_tokens": len(prompt.ids)})
 
 
+def _not_done(told: str) -> EpisodeFailed:
+    """Return what an episode fails with if nothing else was asked in it."""
+    return EpisodeFailed(
+        "the agent asked for what the endpoint cannot do, and nothing else",
+        why=told,
+        fix="have it ask otherwise: the errors that it is answered with say what there is",
+    )
+
+
 def _of_the_request(error: ArealError) -> Problem:
     code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None
     return Problem(status=400, message=f"{error.what}: {error.why}" if error.why else error.what, code=code)
@@ -211,6 +228,7 @@ def _json(body: Json, status: int = 200, headers: Mapping[str, str] | None = Non
 def _unreadable(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     told = "; ".join(f"{'.'.join(map(str, each['loc'][1:])) or 'body'}: {each['msg']}" for each in error.errors()[:4])
+    session_of(request).refused = _not_done(told)
     return _said(request, Problem(status=400, message=told))
 
 

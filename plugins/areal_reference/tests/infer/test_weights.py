@@ -216,6 +216,28 @@ def test_aborted_weights_are_dropped_also_while_they_arrive(serve, model_folder)
     assert asyncio.run(run()) == 2
 
 
+def test_a_version_that_is_aborted_while_it_arrives_ends_there(serve, model_folder):
+    """With the bucket that it is at: abort_weights does not wait for all that a slow trainer still sends."""
+    import threading
+
+    async def run():
+        begun, aborting = threading.Event(), threading.Event()
+        offer = FolderWeights.of(model_folder(seed=5)).offer(1)
+        offer.before_bucket = lambda number: number != 1 or begun.set() or aborting.wait(60)
+        async with serve() as engine:
+            receiving = asyncio.ensure_future(engine.receive_weights(offer, 1))
+            await asyncio.to_thread(begun.wait, 60)
+            abort = asyncio.ensure_future(engine.abort_weights())
+            await asyncio.sleep(0)
+            aborting.set()
+            with pytest.raises(WeightSyncError, match="aborted"):
+                await receiving
+            await abort
+            return (await engine.status()).version
+
+    assert asyncio.run(run()) == 0
+
+
 def test_generation_goes_on_while_weights_arrive(serve, model_folder):
     """The transfer blocks until tokens were generated after it began: it would never end otherwise."""
     import threading

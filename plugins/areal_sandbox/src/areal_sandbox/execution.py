@@ -190,7 +190,7 @@ async def _end(
     process: asyncio.subprocess.Process, timeout_s: float, watched: asyncio.Future[Ending] | None
 ) -> Ending | None:
     """Wait for the process, its deadline, or a limit; return why it has to be killed, None if it ended."""
-    ended = asyncio.ensure_future(process.wait())
+    ended = asyncio.ensure_future(_gone(process))
     waiting: set[asyncio.Future[Any]] = {ended} if watched is None else {ended, watched}  # Any: of two kinds
     try:
         await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
@@ -215,6 +215,7 @@ async def _settle(tasks: Sequence[asyncio.Future[Any]], process: asyncio.subproc
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await _gone(process)
+    process._transport.close()  # type: ignore[attr-defined]  # its pipes may still be held by whoever left its group
 
 
 async def _gone(process: asyncio.subprocess.Process) -> int:

@@ -78,7 +78,7 @@ def _context(spec: InferenceSpec) -> int:
     Raises:
         ModelError: the model has fewer positions; SGLang is allowed more for `SPARE_TOKENS`, and would not refuse.
     """
-    own = int(inspect_model(spec.model_path, images=True).context_length * _stretched(_text_config(spec)))
+    own = inspect_model(spec.model_path, images=True).context_length
     if own and spec.context_length and spec.context_length > own:
         raise ModelError(
             f"a context of {spec.context_length} tokens does not fit model {spec.model_path!r}",
@@ -86,15 +86,6 @@ def _context(spec: InferenceSpec) -> int:
             fix=f"set rollout.context_length between 1 and {own}",
         )
     return spec.context_length or own
-
-
-def _stretched(text: Mapping[str, Any]) -> float:
-    """Return how many times `max_position_embeddings` a model has positions, as SGLang reads it. Any: JSON."""
-    scaling = text.get("rope_scaling") or text.get("rope_parameters")
-    if not isinstance(scaling, Mapping) or "original_max_position_embeddings" in scaling:
-        return 1.0
-    factor = 1.0 if scaling.get("rope_type") == "llama3" else scaling.get("factor")
-    return factor if isinstance(factor, int | float) and factor > 1 else 1.0
 
 
 def _hosts(spec: InferenceSpec) -> Sequence[str]:

@@ -28,6 +28,12 @@ def _name(tool: Mapping[str, Any]) -> str:  # Any: JSON
     return str(tool.get("function", tool).get("name"))
 
 
+def _plain(tool: Mapping[str, Any]) -> Mapping[str, Any]:  # Any: JSON
+    function = tool["function"]
+    said = {name: one for name, one in function["parameters"].items() if name in ("type", "properties", "required")}
+    return {**tool, "function": {**function, "parameters": said}}
+
+
 def _encoded_anew(self: SecondOpen, ids: Any) -> tuple[int, ...]:
     text = self.session.tokenizer.decode(ids, skip_special_tokens=False)
     return tuple(self.session.tokenizer.encode(text, add_special_tokens=False))
@@ -98,6 +104,22 @@ def TrainedInEveryBranch(self: SecondOpen) -> Any:
         while before is not None:
             line, before = [before, *line], self.before(before)
         made.append(line)
+    return made
+
+
+@breaks("lines", "endpoint.masks.branches")
+def StaysWithTheOldestBranch(self: SecondOpen) -> Any:
+    """Keeps an answer in the trajectory of who went on from it first."""
+    taken: list[Any] = []
+    made = []
+    for one in self.answers:
+        line = []
+        here: Any = one
+        while here is not None and here not in taken:
+            taken.append(here)
+            line.append(here)
+            here = next((other for other in self.answers if self.before(other) is here), None)
+        made += [line] if line else []
     return made
 
 
@@ -213,6 +235,9 @@ ROWS = breaks.rows(
         known_as=lambda original, messages: original(messages, ())),
     row("ToolsKnownByName", "Goes on with tools of the same names, whatever they are.", "endpoint.tokens.offered",
         known_as=lambda original, messages, tools: original(messages, [_name(tool) for tool in tools])),
+    row("ToolsByTheirProperties", "Tells the policy of a tool's properties, and of nothing else in its schema.",
+        "endpoint.tokens.offered",
+        prompt_of=lambda original, wanted: original(attrs.evolve(wanted, tools=tuple(map(_plain, wanted.tools))))),
     row("NewestOfLookAlikes", "Goes on from the newest of the answers that make the same call, whichever is named.",
         "endpoint.tokens.look_alikes", named=lambda key: key),
     row("CallsComparedAsText", "Takes calls in other spacing or order for others.",

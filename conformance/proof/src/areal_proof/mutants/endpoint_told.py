@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -135,3 +136,12 @@ def StreamedCallsRenamed(original: Original) -> Any:
     """Tells calls of a stream without their arguments."""
     given: dict[str, Any] = {"arguments": "{}", "input": {}, "partial_json": "{}"}
     return _streamed(original(), lambda said: {key: given.get(key, one) for key, one in said.items()})
+
+
+_BLANK = re.compile(r'"(?:content|text|delta|thinking|partial_json|arguments)": "(?:\s|\\[nt])+"')
+
+
+@breaks("events", *(f"endpoint.streams.whole.{form}" for form in _FORMS))
+def BlankPiecesLeftOut(original: Original) -> Any:
+    """Leaves out the pieces of a stream that are white space."""
+    return [event for event in original() if not _BLANK.search(event)]

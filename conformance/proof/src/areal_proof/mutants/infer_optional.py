@@ -301,6 +301,10 @@ ADAPTERS_ROWS = breaks.rows(
     row("EveryAdapterIsPlain", "Takes adapters of other kinds as if they were plain: alpha / r, B A and no more.",
         "infer.adapters.scaled", "infer.adapters.unfit",
         load_adapter=catches(ModelError, lambda self, name, path, version: _plainly(self, name, path, version))),
+    row("EveryBeginningIsPlain", "Adds an adapter that is over the rest of the weights to the whole of them.",
+        "infer.adapters.unfit",
+        load_adapter=catches(ModelError, lambda error, self, name, path, version: _plainly(self, name, path, version)
+            if error.why == "init_lora_weights" else error)),
     row("ScoresTheOldWeights", "Scores with the folder's weights while it has none.", "infer.sleep.scores",
         score=within(lambda self: put(self,
             weights=self.require().weights if self.weights is None else self.weights))),

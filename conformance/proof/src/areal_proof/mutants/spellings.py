@@ -27,5 +27,6 @@ def _watching(ticket: Any, kind: type[StopStrings]) -> Any:
 ROWS = breaking("infer/reference", ReferenceInferenceEngine).rows(
     row("SpellsTokensAlone", "Looks for stop strings in the text of tokens decoded one by one.",
         "infer.sampling.stop_spelled.byte_level", "infer.sampling.stop_spelled.pieces",
+        "infer.sampling.stop_spelled.old_files",
         ticket_of=after(lambda result: _watching(result, _TokenByToken))),
 )  # fmt: skip

@@ -60,6 +60,10 @@ async def AsksAgain(original: Original) -> Any:
 BENT_ROWS = breaks_bent.rows(
     row("RewardSeesSpecialTokens", "Scores the text with its special tokens.", "workflow.reward.asked_with",
         reward=given(completion=lambda value, self: self.tokenizer.decode(list(value.completion_ids)))),
+    row("RewardSeesNoLastToken", "Scores an output that stopped without its last token, whether or not that is an end.",
+        "workflow.reward.asked_with",
+        reward=given(completion=lambda value, self: self.tokenizer.decode(list(value.completion_ids)
+            [: -1 if value.stop_reason == "stop" else None], skip_special_tokens=True))),
     row("RewardSeesPromptToo", "Scores prompt and output together.", "workflow.reward.asked_with",
         reward=given(completion_ids=lambda value, self: [*self.tokenizer.encode(value.prompt), *value.completion_ids])),
     row("CrashIsZero", "Knows three of the four ways a reward fails, and takes a crash for zero.",

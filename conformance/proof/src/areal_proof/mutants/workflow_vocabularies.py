@@ -14,6 +14,7 @@ import attrs
 
 from areal_conformance.benches.workflow_vocabularies import END_OF_TURN
 from areal_core.contract.data import StopReason
+from areal_core.contract.inference import Generation, SamplingParams
 from areal_core.contract.workflow import Session
 from areal_proof.mutants.rows import Original, breaking, given, row
 from areal_proof.mutants.workflow_parts import Bent, BentSession
@@ -75,3 +76,25 @@ class _Unending(BentSession):
 async def CutAnswerHasNoEnd(original: Original, engine: Session, data: Mapping[str, Any]) -> Any:
     """Goes on behind an answer that was cut without the end of a turn that the template writes there."""
     return await original(_Unending(engine), data)
+
+
+class _Anew(BentSession):
+    """Asks behind an answer that was cut with its text, encoded again."""
+
+    before: tuple[list[int], Generation] | None = None
+
+    async def generate(self, input_ids: Any, sampling: SamplingParams | None = None, **more: Any) -> Generation:
+        if self.before is not None and self.before[1].stop_reason is StopReason.LENGTH:
+            prompt, made = self.before
+            known = len(prompt) + len(made.output_ids)
+            text = self.tokenizer.decode(list(made.output_ids))
+            anew = self.tokenizer.encode(text, add_special_tokens=False)
+            input_ids = [*prompt, *anew, *list(input_ids)[known:]]
+        self.before = list(input_ids), await super().generate(input_ids, sampling, **more)
+        return self.before[1]
+
+
+@breaks_second("arun_episode", "workflow.turns.one_end", row="token-fidelity")
+async def CutAnswerEncodedAnew(original: Original, engine: Session, data: Mapping[str, Any]) -> Any:
+    """Goes on behind an answer that was cut from its text, encoded again."""
+    return await original(_Anew(engine), data)

@@ -22,11 +22,13 @@ from areal_core.contract.optional import ToolCall, ToolParse
 _TOKENS = "endpoint#tokens"
 _CALL = '<tool_call>\n{"name": "add", "arguments": {"b": "ab", "a": 1}}\n</tool_call>'
 _THOUGHTS = ("abba", "er", "ab ab")
-_OTHER = '<tool_call>\n{"name": "look", "arguments": {"word": "er"}}\n</tool_call>'
+_WORD = f"er{' ' * 150}ab"
+"""An argument with more white space in one place than a piece of a stream is long."""
+_OTHER = f'<tool_call>\n{{"name": "look", "arguments": {{"word": "{_WORD}"}}}}\n</tool_call>'
 
 
-def _tool(form: Form, name: str, purpose: str = "", **properties: Json) -> Json:
-    parameters = {"type": "object", "properties": properties}
+def _tool(form: Form, name: str, purpose: str = "", more: Json | None = None, **properties: Json) -> Json:
+    parameters = {"type": "object", "properties": properties, **(more or {})}
     return form.tool({"name": name, "description": purpose or f"To {name}.", "parameters": parameters})
 
 
@@ -36,7 +38,7 @@ async def tools(bench: EndpointBench, form: Form) -> None:
     both = f"{_CALL}\n{_OTHER}"
     texts = (f"abba\n{_CALL}", _CALL, both, both)
     script = [*(answer(number, text=text) for number, text in enumerate(texts, start=1)), answer(5)]
-    one, other = ("add", {"b": "ab", "a": 1}), ("look", {"word": "er"})
+    one, other = ("add", {"b": "ab", "a": 1}), ("look", {"word": _WORD})
     due = [[one], [one], [one, other], [one, other]]
     async with bench.opened(form, script=lambda turn: script[turn]) as opened:
         agent, offered = opened.agent, [_tool(form, "add"), _tool(form, "look")]
@@ -74,17 +76,29 @@ def _words(value: Any) -> Iterator[str]:
     """Yield the keys and texts of JSON. Any: JSON."""
     if isinstance(value, str):
         yield value
+    elif isinstance(value, list):
+        for one in value:
+            yield from _words(one)
     elif isinstance(value, dict):
         for key, one in value.items():
             yield key
             yield from _words(one)
 
 
+_SCHEMAS: tuple[Json, ...] = (
+    {"$defs": {"opal": {"type": "object", "properties": {"amber": {"enum": ["slate", "umber"]}}}}},
+    {"$defs": {"opal": {"anyOf": [{"type": "array", "items": {"const": "topaz"}}]}}},
+    {"$defs": {"opal": {}}, "patternProperties": {"zeta": {"title": "garnet"}}},
+    {"$defs": {"opal": {}}, "description": "beryl"},
+)
+"""What pydantic and MCP servers write beside the properties of a tool."""
+
+
 @check("endpoint.tokens.offered", level=Level.SINGLE, law=1, spec=_TOKENS)
 async def offered(bench: EndpointBench) -> None:
     """A conversation that goes on with other tools is rendered anew with those, and begins a trajectory.
 
-    Other ones are also those of the same names that say something else of themselves.
+    Other ones are also those of the same names that say something else of themselves, wherever in their schema.
     """
     offers = [
         _tool(CHAT, "add", "orbit"),
@@ -92,6 +106,7 @@ async def offered(bench: EndpointBench) -> None:
         _tool(CHAT, "quartz", "lumen"),
         _tool(CHAT, "quartz", "lumen", zeta={"type": "integer"}),
         _tool(CHAT, "quartz", "lumen", zeta={"type": "string"}),
+        *(_tool(CHAT, "quartz", "lumen", more, zeta={"$ref": "#/$defs/opal"}) for more in _SCHEMAS),
     ]
     told_of = [set(_words(tool)) for tool in offers]
     known = set[str]().union(*told_of) - set[str].intersection(*told_of)

@@ -69,7 +69,10 @@ def _is(asked: Asked, text: str) -> bool:
 
 @check("endpoint.masks.branches", level=Level.SINGLE, law=1, spec=_MASKS)
 async def branches(bench: EndpointBench) -> None:
-    """Requests that go on from one answer, one after another or at once, train on it once, and on each of theirs."""
+    """Requests that go on from one answer, one after another or at once, train on it once, and on each of theirs.
+
+    It stays with the one that was gone on with last.
+    """
     async with bench.opened() as opened:
         endpoint = await bench.endpoint()
         await opened.agent.say("stone?")
@@ -81,6 +84,12 @@ async def branches(bench: EndpointBench) -> None:
         await others[2].say("more?")
         made = trained(opened)
         expect(len(made) == 4, f"an answer that four conversations go on from became {len(made)} trajectories")
+        first, *_, newest = opened.session.asked
+        assert first.generation is not None
+        (longest,) = (one for one in made if _ends(one, newest))
+        begin = len(first.input_ids)
+        kept = longest.loss_mask[begin : begin + len(first.generation.output_ids)]
+        expect(bool(kept.all()), "an answer that four conversations go on from is not trained on in the newest of them")
 
 
 @check("endpoint.masks.individual", level=Level.SINGLE, law=1, spec=_MASKS)

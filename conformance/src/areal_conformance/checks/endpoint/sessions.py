@@ -214,7 +214,8 @@ async def restarts(bench: EndpointBench) -> None:
 @family("endpoint.streams.whole.{form}", FORMS, level=Level.SINGLE, law=1, spec="endpoint#tokens")
 async def whole(bench: EndpointBench, form: Form) -> None:
     """The pieces of a stream by {form} are the whole answer, its end is told, and the tokens are kept all the same."""
-    texts = [words(3), "a", "ab\n\nba er", "caf\u00e9 \u4f60\u597d \U0001f600"]
+    blank = f"ab{' ' * 300}er{chr(10) * 300}ba"
+    texts = [words(3), "a", "ab\n\nba er", "caf\u00e9 \u4f60\u597d \U0001f600", blank]
     made = [answer(number, text=text, stop=_END[number % 2]) for number, text in enumerate(texts)]
     async with bench.opened(form, script=lambda turn: made[turn]) as opened:
         for text in texts:

@@ -133,7 +133,7 @@ async def instructions(bench: EndpointBench) -> None:
         for number, system in enumerate(("obey ab", "obey ab", "be brief", "")):
             more = {**previous, **({"instructions": system} if system else {})}
             told = await opened.agent.post(RESPONSES.path, RESPONSES.body(RESPONSES.question(f"q {number}?"), **more))
-            if number and 400 <= told.status < 500:
+            if number == 1 and 400 <= told.status < 500:
                 expect(told.reason, f"a response to go on from is refused without a reason: {told}")
                 bench.notes.append("goes on from no response by its id")
                 return
@@ -160,7 +160,7 @@ async def responses(bench: EndpointBench) -> None:
             question = f"q {'ab' * number}?"
             body = RESPONSES.body(RESPONSES.question(question), stream=number % 3 == 2, **more)
             told = await opened.agent.post(RESPONSES.path, body)
-            if number and 400 <= told.status < 500:
+            if number == 1 and 400 <= told.status < 500:
                 expect(told.reason, f"a response to go on from is refused without a reason: {told}")
                 bench.notes.append("goes on from no response by its id")
                 return

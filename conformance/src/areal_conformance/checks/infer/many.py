@@ -55,6 +55,14 @@ class _Held:
     threads: int = 0
     name: str = ""
 
+    def beyond(self, was: _Held) -> _Held:
+        """Return what is held beyond what was."""
+        return _Held(self.memory - was.memory, self.descriptors - was.descriptors, self.threads - was.threads)
+
+    def at_least_nothing(self) -> _Held:
+        """Return it with 0 for what is less."""
+        return _Held(max(0, self.memory), max(0, self.descriptors), max(0, self.threads))
+
 
 def _held() -> dict[int, _Held]:
     """Return what this process and its children hold, each by its id.
@@ -78,15 +86,19 @@ def _held() -> dict[int, _Held]:
 def _grown(before: Mapping[int, _Held]) -> _Held:
     """Return what is held beyond what was.
 
-    A new child takes the place of one of its name that ended; else what ended, of an earlier check, hides no growth.
+    A new child takes the place of one of its name that ended, but one that holds less makes up for nothing; what ended
+    besides, of an earlier check, hides no growth.
     """
     now = _held()
     ended = [each for pid, each in before.items() if pid not in now]
-    pairs = [(each, before[pid] if pid in before else _in_place_of(each, ended)) for pid, each in now.items()]
+    grown = [
+        each.beyond(before[pid]) if pid in before else each.beyond(_in_place_of(each, ended)).at_least_nothing()
+        for pid, each in now.items()
+    ]
     return _Held(
-        sum(after.memory - was.memory for after, was in pairs),
-        sum(after.descriptors - was.descriptors for after, was in pairs),
-        sum(after.threads - was.threads for after, was in pairs),
+        sum(each.memory for each in grown),
+        sum(each.descriptors for each in grown),
+        sum(each.threads for each in grown),
     )
 
 

@@ -270,6 +270,9 @@ def _unfit_folders(bench: InferBench) -> dict[str, Path]:
         "an adapter of another kind": _said(_make(bench, "kind", seed=2), peft_type="LOHA").path,
         "an adapter with biases of its own": _said(_make(bench, "biases", seed=2), bias="all").path,
         "an adapter that sets the length of a weight, too": _said(_make(bench, "dora", seed=2), use_dora=True).path,
+        "an adapter over what it left of the weights": _said(
+            _make(bench, "pissa", seed=2), init_lora_weights="pissa"
+        ).path,
     }
     file = "adapter_model.safetensors"
     (bench.folder / "bare" / file).unlink()

@@ -13,11 +13,13 @@ from typing import Any
 from areal_conformance.benches.workflow import WorkflowBench, generation
 from areal_conformance.benches.workflow_vocabularies import END_OF_TEXT, base_tokenizer, chat_tokenizer, moved, said
 from areal_conformance.check import Level, check
-from areal_conformance.outcome import Violation, expect
+from areal_conformance.outcome import Inconclusive, Violation, expect
 from areal_core.contract.data import StopReason
 from areal_core.contract.inference import Generation
 
 _Policy = Callable[[int], Generation]
+_SAID = "no stab"
+"""A text with letters that a tokenizer would take together."""
 
 
 @check("workflow.turns.one_end", level=Level.SINGLE, law=1, spec="workflow#between-the-turns", requires=("multi_turn",))
@@ -25,6 +27,7 @@ async def one_end(bench: WorkflowBench) -> None:
     """Behind an answer its end stands once, said or written, and then the same, whatever the answer ended by."""
     other = copy.deepcopy(chat_tokenizer())
     other.eos_token = END_OF_TEXT  # a turn ends otherwise than a text
+    compared = 0
     for tokenizer, end in (
         (chat_tokenizer(), chat_tokenizer().eos_token_id),
         (other, chat_tokenizer().eos_token_id),
@@ -41,11 +44,14 @@ async def one_end(bench: WorkflowBench) -> None:
             for stop in StopReason:
                 for own, wanted in ((end, {due}), (None, written)):
                     _, seen = await _behind(bench, workflow, tokenizer, row, _answering(tokenizer, own, stop))
+                    compared += seen is not None
                     told = f"that ended by {stop!s} and {'without' if own is None else 'with'} the end {end} stands"
                     expect(
                         seen is None or seen in wanted,
                         f"behind an answer {told} {seen}; behind one that said its end and stopped {due}",
                     )
+    if not compared:
+        raise Inconclusive("no request goes on from an answer")
 
 
 def _templated(tokenizer: Any, row: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -57,13 +63,14 @@ def _templated(tokenizer: Any, row: Mapping[str, Any]) -> tuple[int, ...] | None
 
 
 def _answering(tokenizer: Any, end: int | None, stop: StopReason) -> _Policy:
-    """Return a policy whose first answer ends with this token and by this reason. Any: as above."""
+    """Return a policy whose first answer ends with this token and by this reason, letter by letter. Any: as above."""
+    letters = [token for letter in _SAID for token in tokenizer.encode(letter, add_special_tokens=False)]
+    assert letters != tokenizer.encode(_SAID, add_special_tokens=False)
 
     def script(turn: int) -> Generation:
-        whole = said(tokenizer, turn, StopReason.STOP)
         if turn:
-            return whole
-        ids = [*whole.output_ids[:-1], *([] if end is None else [end])]
+            return said(tokenizer, turn, StopReason.STOP)
+        ids = [*letters, *([] if end is None else [end])]
         return generation(turn, length=len(ids), stop=stop, output_ids=ids)
 
     return script
@@ -89,5 +96,13 @@ async def _behind(
         return (), None
     first, *later = session.asked
     known = (*first.input_ids, *script(0).output_ids)
-    behind = (one.input_ids[len(known) :] for one in later if one.input_ids[: len(known)] == known)
-    return first.input_ids, next(behind, None)
+    behind = [one.input_ids[len(known) :] for one in later if one.input_ids[: len(known)] == known]
+    begun = len(first.input_ids)
+    alike = [one for one in later if len(one.input_ids) > begun and one.input_ids[:begun] == first.input_ids]
+    if alike and not behind:
+        raise Violation(
+            f"behind an answer that ended by {script(0).stop_reason!s} the conversation goes on from other tokens: "
+            f"{list(known)} were asked and answered, asked is {list(alike[0].input_ids)}",
+            law=1,
+        )
+    return first.input_ids, next(iter(behind), None)

@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import cycle
 from typing import TypeVar
+
+from attrs import evolve
 
 from areal_conformance.benches.workflow import (
     ScriptedSession,
@@ -56,12 +59,20 @@ async def recorded(bench: WorkflowBench) -> None:
         expect(all(type(one) is float for one in seen), f"rewards are of type {[type(one).__name__ for one in seen]}")
 
 
+def _ended_by_text(turn: int) -> Generation:
+    return evolve(generation(1 + turn, stop=StopReason.LENGTH), stop_reason=StopReason.STOP)
+
+
 @check("workflow.reward.asked_with", level=Level.SINGLE, law=1, spec=_INPUT)
 async def asked_with(bench: WorkflowBench) -> None:
-    """A reward is asked with the ids, text, stop reason and row of what was generated, special tokens left out."""
+    """A reward is asked with the ids, text, stop reason and row of what was generated, special tokens left out.
+
+    So it is of an output that a text ended, whose last token is part of what was said.
+    """
     tokenizer = drifting_tokenizer()
-    for row, stop in zip(bench.rows, (StopReason.STOP, StopReason.LENGTH), strict=False):
-        session = bench.session(scripted(1, stop=stop))
+    scripts = (scripted(1, stop=StopReason.STOP), scripted(1, stop=StopReason.LENGTH), _ended_by_text)
+    for row, script in zip(cycle(bench.rows), scripts, strict=False):
+        session = bench.session(script)
         await bench.run(session, row)
         given = bench.scored(session)
         told_right(session, tokenizer, row, bench.adds)

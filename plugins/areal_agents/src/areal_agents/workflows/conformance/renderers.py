@@ -28,11 +28,15 @@ Reads = Callable[[str, Sequence[Tool]], Answer]
 
 
 def _calling(text: str, tools: Sequence[Tool]) -> Answer:
-    """Read `name(JSON)` as that call, and other texts as calls of the first tool, with their first and last letter."""
+    """Read `name(JSON)` as that call, several between ` & ` as several, other texts as calls of the first tool.
+
+    These have the first and the last letter of the text.
+    """
     if not tools:
         return Answer(content=text)
-    if written := re.fullmatch(r"(\w+)\((.*)\)", text):
-        return Answer(content=text, calls=[ToolCall(name=written[1], arguments=written[2])])
+    written = [re.fullmatch(r"(\w+)\((.*)\)", part) for part in text.split(" & ")]
+    if all(written):
+        return Answer(content=text, calls=[ToolCall(name=one[1], arguments=one[2]) for one in written if one])
     function = tools[0]["function"]
     parameter = next(iter(function["parameters"]["properties"]))
     given = [json.dumps({parameter: letter}) for letter in dict.fromkeys((text[:1], text[-1:]))]

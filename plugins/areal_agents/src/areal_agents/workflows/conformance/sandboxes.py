@@ -25,7 +25,8 @@ class TellingSandboxes:
         """Find nothing wrong."""
 
     async def open(self, limits: Limits, *, image: str = "") -> TellingSandbox:
-        """Return one that tells these limits."""
+        """Return one that tells these limits, after others had a turn."""
+        await asyncio.sleep(0)
         told = f"{limits.memory_mb} MiB, {limits.timeout_s:g} s, {image}, {len(self.open_now)} others open"
         made = TellingSandbox(told, self.open_now.remove)
         self.open_now.append(made)

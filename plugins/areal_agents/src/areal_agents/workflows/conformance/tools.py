@@ -52,6 +52,28 @@ async def never(word: str) -> str:
     return word
 
 
+async def patient(word: str) -> str:
+    """Say a word that `hasty` has said, and that has been told since."""
+    while word not in _SAID:  # noqa: ASYNC110  the other may be said in any thread
+        await asyncio.sleep(0.001)
+    _SAID.remove(word)
+    await asyncio.sleep(0.05)
+    return f"{word}-late-"
+
+
+def hasty(word: str) -> str:
+    """Say a word at once."""
+    _SAID.append(word)
+    return f"{word}-soon-"
+
+
+async def _side_by_side(workflow: RolloutWorkflow) -> list[str]:
+    """Return what two calls of one answer are answered with, the first of which waits for the second."""
+    given = '{"word": "ab"}'
+    session, _ = await said_by(workflow, f"patient({given}) & hasty({given})", "lost()")
+    return between(session)
+
+
 async def _called(workflow: RolloutWorkflow) -> list[Any]:
     """Return what each of these calls is answered with, and the numbers of calls and errors. Any: texts and numbers."""
     session, made = await said_by(workflow, *(f"{name}({given})" for name, given in _CALLS), "lost()")
@@ -125,6 +147,8 @@ async def _read_by_engine(workflow: RolloutWorkflow) -> list[Any]:
     return [*given, *between(session)]
 
 
+_SAID: list[str] = []
+"""What `hasty` said, and `patient` has not said yet."""
 _CALLS = {
     ("echo", '{"word": "ab"}'): "ab-said-",
     ("counted", '{"words": ["ab", "\u00e9"]}'): '{"ab":2,"\u00e9":2}',
@@ -195,6 +219,12 @@ TOOLS = Adapter(
             },
             shows=_called,
             gives=[*_CALLS.values(), len(_CALLS), 5.0],
+            again=False,
+        ),
+        "side_by_side": Variant(
+            options={"tools": [f"{_HERE}:patient", f"{_HERE}:hasty"]},
+            shows=_side_by_side,
+            gives=["ab-late-ab-soon-"],
             again=False,
         ),
         "calls": Variant(
