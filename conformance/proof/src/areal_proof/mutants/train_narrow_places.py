@@ -23,7 +23,7 @@ from areal_proof.mutants.train_parts import parameters
 from areal_proof.mutants.train_precision import keep
 from areal_proof.second.train.engine import SecondTrainEngine
 from areal_reference.train.engine import ReferenceTrainEngine
-from areal_torch import experts, export, hf, images, logprobs, lora, model
+from areal_torch import experts, export, folder, hf, images, logprobs, lora, model
 from areal_torch.logprobs import _HeadLogProbs
 from areal_torch.state import Part
 from areal_torch.weight_files import refuse_other_names
@@ -74,12 +74,27 @@ def _without_alpha(identity: Callable[..., dict[str, Any]]) -> Callable[..., dic
     return told
 
 
-def _fetched(folder: Path) -> None:
+def _of_the_first(identity: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Return what a state must have in common, of the base its first tensor alone. Any: json."""
+    every = lora.base_parameters
+
+    def told(*given: Any) -> dict[str, Any]:
+        with put(lora, base_parameters=lambda held: dict(list(every(held).items())[:1])):
+            return identity(*given)
+
+    return told
+
+
+def _make(partial: Path) -> None:
+    partial.mkdir(parents=True, exist_ok=True)
+
+
+def _fetched(place: Path) -> None:
     """Copy what an index names into the folder, from wherever it lies."""
-    for index in folder.glob("*.index.json"):
+    for index in place.glob("*.index.json"):
         files = json.loads(index.read_text())["weight_map"]
         for name in {name for name in files.values() if Path(name).name != name}:
-            shutil.copyfile(folder / name, folder / Path(name).name)
+            shutil.copyfile(place / name, place / Path(name).name)
         index.write_text(json.dumps({"metadata": {}, "weight_map": {n: Path(file).name for n, file in files.items()}}))
 
 
@@ -151,6 +166,14 @@ ROWS = breaks.rows(
             result.tokens[CANDIDATES]) if CANDIDATES in batch.tokens else None)),
     row("SharesWhatItWrites", "Writes a state in the background from the tensors that are trained meanwhile.",
         "train.background.late", begin_state=within(lambda: put(Part, copied=lambda self: self))),
+    row("BaseKnownByOne", "Knows the base that an adapter's state is over by its first tensor.",
+        "train.lora.state_of_base", start=within(lambda: put(lora, identity=_of_the_first(lora.identity)))),
+    row("AddedTokensLost", "Saves no added_tokens.json.", "train.save.companions",
+        save_weights=within(lambda: _without("added_tokens.json"))),
+    row("GoesOnWithWeightsOfTheKilled", "Writes weights to what a save that was killed had written.",
+        "train.disk.weights_killed", save_weights=within(lambda: put(folder, make_empty=_make))),
+    row("GoesOnWithAStateOfTheKilled", "Writes a state to what a save that was killed had written.",
+        "train.disk.state_killed", save_state=within(lambda: put(folder, make_empty=_make))),
     row("StateOfAnyBase", "Takes an adapter's state over whatever base.", "train.lora.state_of_base",
         start=within(lambda: put(lora, fingerprint=lambda _tensor: "any"))),
 )  # fmt: skip

@@ -7,10 +7,11 @@ Does not know: what an adapter learns (`optional_lora`).
 from __future__ import annotations
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from areal_conformance.benches.train import TrainBench, read_folder
 from areal_conformance.check import Level, check
@@ -64,13 +65,28 @@ def _amounts_to_the_merged(bench: TrainBench, folder: Path, path: Path, lora: Lo
 
 @_check("train.lora.state_of_base", law=4, requires=("lora", "checkpoint.exact"))
 def state_of_base(bench: TrainBench) -> None:
-    """The state of an adapter over other weights of the same shapes is refused, and changes nothing."""
-    path = bench.folder / "state"
-    with bench.engine("lora", model=bench.model(seed=5), lora=ADAPTER, optimizer=QUICK) as engine:
-        engine.train_step(bench.batch(), PolicyGradient())
-        engine.save_state(path)
+    """The state of an adapter over other weights of the same shapes, if only one of them, is refused without effect."""
+    names = sorted(read_folder(bench.model()))
+    others = {"all weights": bench.model(seed=5), **{name: _other(bench, name) for name in (names[1], names[-1])}}
+    for number, model in enumerate(others.values()):
+        with bench.engine("lora", model=model, lora=ADAPTER, optimizer=QUICK) as engine:
+            engine.train_step(bench.batch(), PolicyGradient())
+            engine.save_state(bench.folder / f"state{number}")
     with bench.engine("lora", lora=ADAPTER, optimizer=QUICK) as engine:
         engine.train_step(bench.batch(), PolicyGradient())
         before = bench.sent(engine)
-        raises(CheckpointError, "a state of an adapter over another model", lambda: engine.load_state(path))
-        same("weights after that state was refused", bench.sent(engine), before)
+        for number, what in enumerate(others):
+            load = partial(engine.load_state, bench.folder / f"state{number}")
+            raises(CheckpointError, f"a state of an adapter over a model with other numbers in {what}", load)
+            same("weights after that state was refused", bench.sent(engine), before)
+
+
+def _other(bench: TrainBench, name: str) -> Path:
+    """Return the model with other numbers in one tensor."""
+    folder = bench.folder / f"other-{name}"
+    shutil.copytree(bench.model(), folder)
+    for file in folder.glob("*.safetensors"):
+        tensors = load_file(file)
+        if name in tensors:
+            save_file({**tensors, name: tensors[name] + 0.25}, file, {"format": "pt"})
+    return folder

@@ -101,8 +101,14 @@ def companions(bench: TrainBench) -> None:
     (model / "chat_template.jinja").write_text(template)
     wanted = {"do_sample": True, "temperature": 0.3, "eos_token_id": [1, 5], "pad_token_id": 0}
     (model / "generation_config.json").write_text(json.dumps(wanted))
-    vocabulary = bytes(range(256)) * 9
-    (model / "tokenizer.model").write_bytes(vocabulary)
+    vocabulary = {
+        "tokenizer.model": bytes(range(256)) * 9,
+        "vocab.json": b'{"a": 0, "b": 1}',
+        "merges.txt": b"#version: 0.2\na b\n",
+        "added_tokens.json": b'{"<|im_start|>": 2}',
+    }
+    for name, data in vocabulary.items():
+        (model / name).write_bytes(data)
     folder, cached = bench.folder / "saved", bench.folder / "cache" / "snapshot"
     cached.mkdir(parents=True)
     for file in model.iterdir():
@@ -117,8 +123,9 @@ def companions(bench: TrainBench) -> None:
     expect(told.chat_template == own.chat_template, f"the saved folder's chat template is {told.chat_template!r}")
     both = [each.apply_chat_template(chat, tokenize=False) for each in (told, own)]
     expect(both[0] == both[1], f"a conversation is written {both[0]!r} by the saved folder, {both[1]!r} by its own")
-    kept = folder / "tokenizer.model"
-    expect(kept.is_file() and kept.read_bytes() == vocabulary, "the saved folder has not the model's tokenizer.model")
+    kept = {name: (folder / name).is_file() and (folder / name).read_bytes() for name in vocabulary}
+    odd = [name for name, data in vocabulary.items() if kept[name] != data]
+    expect(not odd, f"the saved folder has not the model's {', '.join(odd)}")
     said = GenerationConfig.from_pretrained(folder).to_dict()
     for name, value in wanted.items():
         expect(said[name] == value, f"generation_config.json: {name} is {said[name]!r}, the model's is {value!r}")
