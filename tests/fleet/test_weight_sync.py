@@ -114,14 +114,18 @@ def test_every_replica_serves_what_the_trainer_sent(runs: list[Run], pause: Paus
 
 
 def test_an_update_that_changes_nothing_is_visible(runs: list[Run]) -> None:
-    """A trainer that sends the same bytes again gives an update with every tensor unchanged."""
+    """A trainer that sends the same bytes again gives an update with every tensor unchanged, whenever it begins to."""
     run = Run()
     runs.append(run)
-    asyncio.run(run.sync.update(1))
+    unchanged = []
 
-    update = asyncio.run(run.sync.update(2))
+    for version, trains in enumerate((False, False, True, False), start=1):
+        if trains:
+            run.train()
+        update = asyncio.run(run.sync.update(version))
+        unchanged.append(update.unchanged == update.num_tensors)
 
-    assert update.unchanged == update.num_tensors
+    assert unchanged == [False, True, False, True]
 
 
 def test_a_fleet_that_outlived_a_trainer_is_ahead_and_the_update_is_told_by_the_version_of_the_policy(
