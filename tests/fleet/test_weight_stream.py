@@ -14,6 +14,7 @@ from tests.benches.weight_workers import ReceivingWorker, SendingWorker
 from areal_core.contract.errors import ArealError, CoverageError, RemoteError, StorageError, WeightSyncError, WorkerDied
 from areal_core.fleet.gang import Gang
 from areal_core.fleet.pool import InferencePool
+from areal_core.fleet.streaming import at_once
 from areal_core.fleet.weight_sync import WeightSync
 from areal_local.transports.collective import CollectiveTransport
 from areal_local.transports.config import CollectiveConfig
@@ -229,3 +230,26 @@ def test_a_foreign_exception_of_a_receiver_is_told_with_its_name(fleet: Any) -> 
 
     with pytest.raises(ArealError, match=r"rollout/0.*[\s\S]*odd"):
         asyncio.run(asyncio.wait_for(run.sync.update(1), 15))
+
+
+def test_what_the_others_say_of_a_failed_stream_is_waited_for() -> None:
+    """The first to notice is not always who is to blame; only a lost sender is waited for by nobody."""
+
+    async def test() -> tuple[object, ...]:
+        ended = asyncio.Event()
+
+        async def give_up() -> None:
+            ended.set()
+
+        async def fails(error: Exception, *, late: bool) -> None:
+            if late:
+                await ended.wait()
+                await asyncio.sleep(0)
+            raise error
+
+        first, cause = WeightSyncError("the other end left"), CoverageError("a tensor too many")
+        (sent,), (received,) = await at_once([fails(first, late=False)], [fails(cause, late=True)], give_up)
+        return sent, received, first, cause
+
+    sent, received, first, cause = asyncio.run(test())
+    assert (sent, received) == (first, cause)
