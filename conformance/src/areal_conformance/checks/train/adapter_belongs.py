@@ -66,8 +66,8 @@ def _amounts_to_the_merged(bench: TrainBench, folder: Path, path: Path, lora: Lo
 @_check("train.lora.state_of_base", law=4, requires=("lora", "checkpoint.exact"))
 def state_of_base(bench: TrainBench) -> None:
     """The state of an adapter over other weights of the same shapes, if only one of them, is refused without effect."""
-    names = sorted(read_folder(bench.model()))
-    others = {"all weights": bench.model(seed=5), **{name: _other(bench, name) for name in (names[1], names[-1])}}
+    last = max(read_folder(bench.model()))
+    others = {"all weights": bench.model(seed=5), last: _other(bench, last)}
     for number, model in enumerate(others.values()):
         with bench.engine("lora", model=model, lora=ADAPTER, optimizer=QUICK) as engine:
             engine.train_step(bench.batch(), PolicyGradient())
