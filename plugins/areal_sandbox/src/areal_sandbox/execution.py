@@ -219,10 +219,15 @@ async def _settle(tasks: Sequence[asyncio.Future[Any]], process: asyncio.subproc
 
 
 async def _gone(process: asyncio.subprocess.Process) -> int:
-    """Wait until a process that was killed is gone, and return its exit code.
+    """Wait until a process is gone, and return its exit code.
 
-    `process.wait()` waits for its pipes, too, which whoever left its group may hold for as long as it likes.
+    `process.wait()` waits for its pipes, too, which whoever left its group may hold for as long as it likes: so now and
+    then the exit code is looked at, of which alone asyncio tells nobody.
     """
-    while process.returncode is None:  # noqa: ASYNC110  asyncio tells nobody of this alone
-        await asyncio.sleep(_PAUSE_S)
+    ended = asyncio.ensure_future(process.wait())
+    try:
+        while process.returncode is None:
+            await asyncio.wait({ended}, timeout=_PAUSE_S)
+    finally:
+        ended.cancel()
     return process.returncode

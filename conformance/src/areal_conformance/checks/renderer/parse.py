@@ -127,14 +127,11 @@ def calls(bench: RendererBench) -> None:
         for name, arguments in _CALLED:
             tool = {**_TOOL_OF_TEXTS, "function": {**_TOOL_OF_TEXTS["function"], "name": name}}
             made = _said_with_tools(bound, _calling(name, arguments), tool)
-            texts = ({"b": str(value)} for value in (arguments.get("b"), json.dumps(arguments.get("b"))))
-            if (
-                made
-                and "b" in arguments
-                and any(_written(bound, _calling(name, each), tool) == made[0] for each in texts)
-            ):
-                continue  # written like a text, and no tool says that it is none
-            if made is not None and name in made[0]:
+            of_b = [arguments["b"]] if "b" in arguments else []
+            texts = [{"b": text} for value in of_b for text in (str(value), json.dumps(value))]
+            if made is None or any(_written(bound, _calling(name, each), tool) == made[0] for each in texts):
+                continue  # it has no place; or it is written like a text, and no tool says that it is none
+            if name in made[0]:
                 due = [(name, arguments)]
                 expect(made[1]["calls"] == due, f"{bound.kind}: {made[0]!r} was written for {due}, read is {made[1]}")
 

@@ -30,8 +30,6 @@ from areal_torch.testing.objectives import PolicyGradient
 SPEC, ENGINES = "train#areal_core.contract.train.TrainSpec", "train#training-engines-and-objectives"
 BFLOAT16 = ("precision.bfloat16",)
 CHECKPOINTING = ("memory.activation_checkpointing",)
-MORE = 1.1
-"""Products with it for each without: of a layer one forward, two backward, and one again; the head is left out."""
 
 
 @check("train.bfloat16.forward", level=Level.SINGLE, law=1, spec=SPEC, requires=BFLOAT16)

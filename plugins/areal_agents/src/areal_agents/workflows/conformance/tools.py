@@ -53,15 +53,16 @@ async def never(word: str) -> str:
 
 
 async def patient(word: str) -> str:
-    """Say a word that `hasty` has said, and that has been told since."""
-    while word not in _SAID:  # noqa: ASYNC110  the other may be said in any thread
+    """Say a word that `hasty` has said, many turns of the event loop after it."""
+    while word not in _SAID:  # noqa: ASYNC110  a list, since an event belongs to one loop
         await asyncio.sleep(0.001)
     _SAID.remove(word)
-    await asyncio.sleep(0.05)
+    for _ in range(_TURNS):
+        await asyncio.sleep(0)
     return f"{word}-late-"
 
 
-def hasty(word: str) -> str:
+async def hasty(word: str) -> str:
     """Say a word at once."""
     _SAID.append(word)
     return f"{word}-soon-"
@@ -147,6 +148,8 @@ async def _read_by_engine(workflow: RolloutWorkflow) -> list[Any]:
     return [*given, *between(session)]
 
 
+_TURNS = 100
+"""More than a call needs to be told once it has ended."""
 _SAID: list[str] = []
 """What `hasty` said, and `patient` has not said yet."""
 _CALLS = {
