@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 from attrs import define, field
 
+from areal_core.loop.checkpoint import read_progress
 from areal_core.observe.jsonl import read_lines
 from areal_tasks.quickstart.quickstart import preset_path
 
@@ -133,6 +134,16 @@ def trained_tasks(folder: Path, last_version: int) -> list[str]:
         if event["kind"] == "batch_handed_over" and event["version"] <= last_version
     }
     return [task for version in sorted(batches) for task in batches[version]]
+
+
+def used_tasks(folder: Path) -> list[int]:
+    """Return the tasks that the last checkpoint says are done with: those a resume does not issue again.
+
+    An asynchronous run trains what is finished first. It may end with a task left out that it had begun, and one
+    after it trained in its place.
+    """
+    tasks = read_progress(max(folder.glob("checkpoints/step-*"))).tasks["tasks"]
+    return [*range(tasks["frontier"]), *tasks["used"]]
 
 
 def command(folder: Path, model: Path, *overrides: str, preset: str = "spell") -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from attrs import frozen
 
@@ -60,8 +60,13 @@ def growing(found: Mapping[str, Growth], bound: float, unit: str) -> list[str]:
     ]
 
 
-def not_whole(trained: Counter[Episode], *, steps: int, prompts: int, group: int, max_staleness: int) -> list[str]:
-    """Return what does not hold of what a run trained: each prompt's group once, every step full, the bound kept."""
+def not_whole(
+    trained: Counter[Episode], *, used: Collection[int], steps: int, prompts: int, group: int, max_staleness: int
+) -> list[str]:
+    """Return what does not hold of what a run trained.
+
+    Each group of the tasks that it says are done with is trained once, every step is full, the bound is kept.
+    """
     found = []
     per_step: Counter[int] = Counter()
     tasks: Counter[tuple[int, int]] = Counter()
@@ -70,7 +75,7 @@ def not_whole(trained: Counter[Episode], *, steps: int, prompts: int, group: int
         tasks[episode.task, episode.member] += count
     if short := [step for step in range(1, steps + 1) if per_step[step] != prompts * group]:
         found.append(f"{len(short)} steps are not full, the first is {short[0]}")
-    once = Counter((task, member) for task in range(steps * prompts) for member in range(group))
+    once = Counter((task, member) for task in used for member in range(group))
     for name, other in (("trained more than once", tasks - once), ("never trained", once - tasks)):
         if other:
             found.append(f"{other.total()} episodes {name}: {_some(sorted(other))}")

@@ -23,6 +23,7 @@ import psutil
 from attrs import define, field
 
 from areal_core.cli.main import INTERRUPTED
+from areal_core.loop.checkpoint import read_progress
 from areal_core.loop.run_folder import RunFolder
 from areal_core.observe.jsonl import read_lines
 from areal_episodes.reader import Filter, Reader
@@ -232,7 +233,9 @@ def not_trained_once(run: Path, steps: int) -> list[str]:
             )
             for facts in reader.facts(Filter(fate="trained"))
         )
-    return not_whole(trained, steps=steps, prompts=PROMPTS, group=GROUP, max_staleness=MAX_STALENESS)
+    tasks = read_progress(max(run.glob("checkpoints/step-*"))).tasks["tasks"]
+    used = [*range(tasks["frontier"]), *tasks["used"]]  # what is finished first is trained first: one may be left out
+    return not_whole(trained, used=used, steps=steps, prompts=PROMPTS, group=GROUP, max_staleness=MAX_STALENESS)
 
 
 def not_recorded(run: Path, steps: int) -> list[str]:

@@ -63,7 +63,7 @@ def test_what_grows_after_the_warm_up_is_told() -> None:
 
 def test_a_run_that_trained_each_prompt_once_has_no_fault() -> None:
     """Two prompts a step, two members each."""
-    assert not_whole(_trained(), steps=3, prompts=2, group=2, max_staleness=2) == []
+    assert not_whole(_trained(), used=range(6), steps=3, prompts=2, group=2, max_staleness=2) == []
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_what_a_run_trained_amiss_is_told(last: list[Episode], told: str) -> Non
     """Twice, never, too old, in another step."""
     trained = _trained() - Counter([_LAST]) + Counter(last)
 
-    assert told in " ".join(not_whole(trained, steps=3, prompts=2, group=2, max_staleness=2))
+    assert told in " ".join(not_whole(trained, used=range(6), steps=3, prompts=2, group=2, max_staleness=2))
 
 
 def test_a_process_that_is_left_is_seen() -> None:
