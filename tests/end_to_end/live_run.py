@@ -136,14 +136,20 @@ def trained_tasks(folder: Path, last_version: int) -> list[str]:
     return [task for version in sorted(batches) for task in batches[version]]
 
 
-def used_tasks(folder: Path) -> list[int]:
-    """Return the tasks that the last checkpoint says are done with: those a resume does not issue again.
+def trained_once(folder: Path, *, steps: int, prompts: int, max_staleness: int = 2) -> list[int]:
+    """Return the tasks that a run trained, each once: those that its last checkpoint says are done with.
 
     An asynchronous run trains what is finished first. It may end with a task left out that it had begun, and one
-    after it trained in its place.
+    after it trained in its place; but none that it began long before its end, and none from beyond what it may begin.
     """
     tasks = read_progress(max(folder.glob("checkpoints/step-*"))).tasks["tasks"]
-    return [*range(tasks["frontier"]), *tasks["used"]]
+    used = [*range(tasks["frontier"]), *tasks["used"]]
+    assert (len(used), tasks["failed"]) == (steps * prompts, [])
+    assert (
+        set(range((steps - max_staleness - 2) * prompts)) <= set(used) <= set(range((steps + max_staleness) * prompts))
+    )
+    assert sorted(trained_tasks(folder, last_version=steps - 1)) == sorted(f"train/0/{task}" for task in used)
+    return used
 
 
 def command(folder: Path, model: Path, *overrides: str, preset: str = "spell") -> list[str]:

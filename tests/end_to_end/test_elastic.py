@@ -12,7 +12,7 @@ import pytest
 
 from areal_core.observe.jsonl import read_lines
 
-from .live_run import PATIENCE_S, LiveRun, command, live_run, trained_tasks, used_tasks
+from .live_run import PATIENCE_S, LiveRun, command, live_run, trained_once
 
 pytestmark = pytest.mark.slow
 
@@ -27,15 +27,7 @@ def _assert_every_prompt_trained_once(run: LiveRun) -> None:
     """Every step is full, no staler than allowed, and no prompt is in two of them."""
     assert {record["episodes"] for record in run.steps()} == {128}
     assert run.summary()["max_staleness_seen"] <= 2
-    steps = len(run.steps())
-    _assert_trained_once(run.folder, prompts=16 * steps)
-
-
-def _assert_trained_once(folder: Path, prompts: int) -> None:
-    used = used_tasks(folder)
-    trained = trained_tasks(folder, last_version=len(list(read_lines(folder / "metrics.jsonl"))) - 1)
-    assert sorted(trained) == sorted(f"train/0/{task}" for task in used)
-    assert len(used) == prompts
+    trained_once(run.folder, steps=len(run.steps()), prompts=16)
 
 
 def test_the_only_replica_is_killed_and_the_run_goes_on(tmp_path: Path, model: Path) -> None:
@@ -75,7 +67,7 @@ def test_the_only_replica_is_stopped_and_the_run_goes_on(tmp_path: Path, model: 
         assert "stopped responding" in lost["error"]
         assert (joined["kind"], joined["worker"], joined["replicas"]) == ("replica_joined", "rollout.1/0", 1)
         assert [record["episodes"] for record in run.steps()] == [8] * 40
-        _assert_trained_once(folder, prompts=4 * 40)
+        trained_once(folder, steps=40, prompts=4)
         summary = run.summary()
         lost_and_failed = [summary[name] for name in ("prompts_lost", "prompts_twice", "episodes_failed")]
         assert (summary["status"], lost_and_failed) == ("finished", [0, 0, 0])

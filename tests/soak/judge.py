@@ -65,9 +65,11 @@ def not_whole(
 ) -> list[str]:
     """Return what does not hold of what a run trained.
 
-    Each group of the tasks that it says are done with is trained once, every step is full, the bound is kept.
+    Each group of the tasks that it says are done with is trained once, every step is full, the bound is kept; what is
+    finished first is trained first, and a task may be left out at the end, but none that was begun long before.
     """
-    found = []
+    early = set(range((steps - max_staleness - 2) * prompts)) - set(used)
+    found = [f"tasks {_some(sorted(early))} are done with for nobody"] if early else []
     per_step: Counter[int] = Counter()
     tasks: Counter[tuple[int, int]] = Counter()
     for episode, count in trained.items():

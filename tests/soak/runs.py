@@ -234,7 +234,7 @@ def not_trained_once(run: Path, steps: int) -> list[str]:
             for facts in reader.facts(Filter(fate="trained"))
         )
     tasks = read_progress(max(run.glob("checkpoints/step-*"))).tasks["tasks"]
-    used = [*range(tasks["frontier"]), *tasks["used"]]  # what is finished first is trained first: one may be left out
+    used = [*range(tasks["frontier"]), *tasks["used"]]
     return not_whole(trained, used=used, steps=steps, prompts=PROMPTS, group=GROUP, max_staleness=MAX_STALENESS)
 
 

@@ -82,6 +82,23 @@ def test_what_a_run_trained_amiss_is_told(last: list[Episode], told: str) -> Non
     assert told in " ".join(not_whole(trained, used=range(6), steps=3, prompts=2, group=2, max_staleness=2))
 
 
+def test_a_task_that_was_lost_long_ago_is_told() -> None:
+    """Also where the run says itself that it is not done with it; a task may be left out near the end."""
+    whole = {task: _group(task, step=task // 2 + 1) for task in range(16)}
+    for lost, told in ((0, "tasks 0 are done with for nobody"), (14, "")):
+        trained = Counter(episode for task in whole if task != lost for episode in whole[task]) + Counter(
+            _group(16, step=lost // 2 + 1)
+        )
+
+        faults = not_whole(trained, used=[*(set(range(17)) - {lost})], steps=8, prompts=2, group=2, max_staleness=2)
+
+        assert "; ".join(faults) == told
+
+
+def _group(task: int, step: int) -> list[Episode]:
+    return [Episode(task=task, member=member, step=step, staleness=1) for member in range(2)]
+
+
 def test_a_process_that_is_left_is_seen() -> None:
     """By the mark that it inherited, and no other run's."""
     with _process("one", "print('lives', flush=True); import sys; sys.stdin.read()") as process:

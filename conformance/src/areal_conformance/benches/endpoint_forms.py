@@ -45,10 +45,14 @@ class Form:
     ended: Callable[[Sequence[Json]], bool]
     """Tell whether a stream came to its end."""
     calls: Callable[[Json], list[Call]] = lambda answer: []
+    thoughts: Callable[[Json], str | None] = lambda answer: None
+    """Return the thoughts that are told apart; None where the API has no place for them and none are told."""
+    thinks: Mapping[str, Any] = MappingProxyType({})  # Any: JSON
+    """Fields of a request that wants thoughts told."""
     tool: Callable[[Json], Json] = lambda function: {"type": "function", "function": function}
     """Return a function with its name, description and parameters as a tool."""
-    result: Callable[[str, str], Json] = lambda call, text: {"role": "tool", "tool_call_id": call, "content": text}
-    """Return what a tool answered to the call of an id, as it stands in the history."""
+    result: Callable[[str, Any], Json] = lambda call, text: {"role": "tool", "tool_call_id": call, "content": text}
+    """Return what a tool answered to the call of an id, a text or its parts, as it stands in the history."""
     always: Mapping[str, Any] = MappingProxyType({})  # Any: JSON
     """Fields that the API demands."""
     key_header: str = "authorization"
@@ -69,9 +73,9 @@ class Form:
         """Return a message of the user."""
         return {"role": "user", "content": text}
 
-    def said(self, text: str) -> Json:
-        """Return an answer that somebody wrote, or that came in pieces."""
-        return {"role": "assistant", "content": text}
+    def said(self, content: str | Sequence[Json]) -> Json:
+        """Return an answer that somebody wrote, or that came in pieces; a text, or its parts."""
+        return {"role": "assistant", "content": content if isinstance(content, str) else list(content)}
 
     def headers(self, key: str) -> dict[str, str]:
         """Return the headers that carry a key as clients of this API do."""
@@ -108,6 +112,7 @@ CHAT = Form(
         _read(call["function"]["name"], call["function"]["arguments"], call["id"])
         for call in _chat_message(answer).get("tool_calls") or ()
     ],
+    thoughts=lambda answer: _chat_message(answer).get("reasoning_content"),
 )
 
 RESPONSES = Form(
@@ -134,6 +139,9 @@ RESPONSES = Form(
         for item in answer["output"]
         if item["type"] == "function_call"
     ],
+    thoughts=lambda answer: "".join(
+        part["text"] for item in answer["output"] if item["type"] == "reasoning" for part in item.get("content") or ()
+    ),
     tool=lambda function: {"type": "function", **function},
     result=lambda call, text: {"type": "function_call_output", "call_id": call, "output": text},
 )
@@ -155,6 +163,8 @@ MESSAGES = Form(
     calls=lambda answer: [
         (block["id"], block["name"], block["input"]) for block in answer["content"] if block["type"] == "tool_use"
     ],
+    thoughts=lambda answer: "".join(block["thinking"] for block in answer["content"] if block["type"] == "thinking"),
+    thinks=MappingProxyType({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2048}),
     tool=lambda function: {
         "name": function["name"],
         "description": function["description"],

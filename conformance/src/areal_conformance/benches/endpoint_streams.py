@@ -90,7 +90,7 @@ def whole_response(told: Sequence[Json]) -> Json:
         place = event.get("output_index", -1)
         if event["type"] == "response.output_item.added":
             items[place] = {**event["item"], **({"arguments": ""} if "arguments" in event["item"] else {"pieces": ""})}
-        elif event["type"] == "response.output_text.delta":
+        elif event["type"] in ("response.output_text.delta", "response.reasoning_text.delta"):
             items[place]["pieces"] += event["delta"]
         elif event["type"] == "response.function_call_arguments.delta":
             items[place]["arguments"] += event["delta"]
@@ -104,7 +104,7 @@ def _finished(begun: Json, item: Json) -> Json:
     """Return an item as it was said to be in the end, with the text or the arguments of its pieces."""
     if item["type"] == "function_call":
         return {**item, "arguments": begun["arguments"] or item["arguments"]}
-    if item["type"] != "message":
+    if item["type"] not in ("message", "reasoning") or not item.get("content"):
         return item
     (part, *others) = item["content"]
     return {**item, "content": [{**part, "text": begun["pieces"]}, *others]}

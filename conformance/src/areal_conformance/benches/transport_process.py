@@ -89,7 +89,9 @@ class Peer:
             Violation: of law 9; it does not end, or with an error.
         """
         assert self._process.stdin is not None
-        self.ask("reset")
+        told = self.ask("reset")
+        if told.error and not told.died:
+            raise Violation(f"a process that had an end of the transport cannot close it: {told.error}", law=9)
         self._process.stdin.close()
         deadline, code = Deadline(self._wait_s), None
         while code is None and (left := deadline.left()) > 0:

@@ -41,6 +41,7 @@ T = TypeVar("T")
 B = TypeVar("B", bound=Body)
 _OF_THE_REQUEST = (PromptTooLong, CapabilityError, BatchError, DatasetError)
 """What is wrong with what was asked; anything else is the fleet's failure, and the session's."""
+_ANSWERING = tuple(f"/v1/{name}" for name in ("completions", "chat/completions", "responses", "messages"))
 
 
 class Reward(Body):
@@ -201,9 +202,9 @@ async def _count(request: Request, body: CountBody) -> Response:
 
 
 def _not_done(told: str) -> EpisodeFailed:
-    """Return what an episode fails with if nothing else was asked in it."""
+    """Return what an episode fails with if nothing that was asked in it was answered."""
     return EpisodeFailed(
-        "the agent asked for what the endpoint cannot do, and nothing else",
+        "the agent has no answer, and was last refused for what the endpoint cannot do",
         why=told,
         fix="have it ask otherwise: the errors that it is answered with say what there is",
     )
@@ -228,7 +229,8 @@ def _json(body: Json, status: int = 200, headers: Mapping[str, str] | None = Non
 def _unreadable(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     told = "; ".join(f"{'.'.join(map(str, each['loc'][1:])) or 'body'}: {each['msg']}" for each in error.errors()[:4])
-    session_of(request).refused = _not_done(told)
+    if request.url.path in _ANSWERING:
+        session_of(request).refused = _not_done(told)
     return _said(request, Problem(status=400, message=told))
 
 

@@ -47,7 +47,8 @@ class AgentWorkflow:
 
         Raises:
             EpisodeFailed: the agent asked nothing, took too long, or returned no reward; or its command failed.
-            PromptTooLong, CapabilityError, BatchError, DatasetError: all it asked was refused, the last time for this.
+            PromptTooLong, CapabilityError, BatchError, DatasetError: nothing it asked was answered, and the last of it
+                that was refused was refused for this; EpisodeFailed where that could not be done or read.
             RewardFailed: the reward function that judges its last answer did not give a number.
             NoReplica, GenerationFailed: the fleet failed during it, also where the agent went on.
             Anything: what the agent raised.

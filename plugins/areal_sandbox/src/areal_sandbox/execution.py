@@ -162,6 +162,7 @@ async def _discarded(making: asyncio.Future[asyncio.subprocess.Process]) -> None
         process = await making
         kill_group(process.pid)
         await _gone(process)
+        process._transport.close()  # type: ignore[attr-defined]  # as in `_settle`
 
 
 async def _started(

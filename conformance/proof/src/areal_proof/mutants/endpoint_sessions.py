@@ -16,6 +16,7 @@ from areal_agentic.endpoint import SessionLimits
 from areal_core.contract.errors import PromptTooLong
 from areal_proof.mutants.rows import Original, after, before, breaking, put, row, then, within
 from areal_proof.second.endpoint import SecondEndpoint
+from areal_proof.second.endpoint_answers import error_body
 from areal_proof.second.endpoint_bodies import Refused
 from areal_proof.second.endpoint_session import SecondOpen
 
@@ -23,6 +24,7 @@ breaks = breaking("endpoint/second", SecondEndpoint)
 breaks_session = breaking("endpoint/second", SecondEndpoint, part=("opens", SecondOpen))
 _FORMS = ("chat", "completions", "messages", "responses")
 _BAD = tuple(f"endpoint.errors.bad.{form}" for form in _FORMS)
+_WORDS = tuple(f"endpoint.errors.words.{form}" for form in _FORMS)
 _STREAMS = tuple(f"endpoint.streams.whole.{form}" for form in _FORMS)
 
 
@@ -272,6 +274,10 @@ ROWS = breaks.rows(
         refused=lambda original, path, why, status: original(path, why, 400 if status == 404 else status)),
     row("ReasonsUntold", "Does not say why it refuses.", *_BAD,
         refused=lambda original, path, status: original(path, "", status)),
+    row("KindsUntold", "Does not name what kind of thing went wrong.", *_WORDS,
+        refused=lambda path, why, status: web.json_response(error_body(path, why, ""), status=status)),
+    row("OneShapeForAll", "Refuses Anthropic's requests in OpenAI's words.", "endpoint.errors.words.messages",
+        refused=lambda original, path, why, status: original("chat/completions", why, status)),
     row("FailureSwallowed", "Leaves it to the agent to tell of a failure of the fleet.", "endpoint.errors.fleet",
         incident="NeMo-RL#3589", row="failed-is-typed",
         failed=lambda self, path, error: self.refused(path, str(error), 503)),

@@ -22,6 +22,7 @@ from areal_proof.second.endpoint_session import SecondOpen, told
 breaks = breaking("endpoint/second", SecondEndpoint, part=("opens", SecondOpen))
 _FORMS = ("chat", "completions", "messages", "responses")
 _DIALOGUES = ("chat", "messages", "responses")
+_THOUGHTS = tuple(f"endpoint.answers.thoughts.{form}" for form in _DIALOGUES)
 
 
 def _name(tool: Mapping[str, Any]) -> str:  # Any: JSON
@@ -257,9 +258,22 @@ ROWS = breaks.rows(
     row("ThoughtsLeftOutAreEdits", "Takes thoughts that an agent leaves out for an edit.", "endpoint.tokens.thoughts",
         known_as=lambda original, messages: f"{original()}{[one.get('reasoning_content') for one in messages]}"),
     row("ThoughtsAreTold", "Tells thoughts as content.", "endpoint.tokens.thoughts",
+        *_THOUGHTS,
         read=after(lambda result, self, made: attrs.evolve(result, answer=attrs.evolve(result.answer,
             content=self.session.tokenizer.decode(made.output_ids, skip_special_tokens=True).partition("<tool_call>")[0]
             if result.answer.thoughts else result.answer.content)))),
+    row("ThoughtsEndEarly", "Tells thoughts without their last letter.", *_THOUGHTS,
+        read=after(lambda result: attrs.evolve(result, answer=attrs.evolve(result.answer,
+            thoughts=result.answer.thoughts[:-1])))),
+    row("LastOfAnswersInARow", "Asks with the last of two answers that follow each other.",
+        "endpoint.tokens.answers_in_a_row", row="token-fidelity",
+        prompt_of=lambda original, wanted: original(attrs.evolve(wanted, messages=tuple(one for one, after in
+            zip(wanted.messages, (*wanted.messages[1:], {"role": ""}), strict=True)
+            if not one["role"] == after["role"] == "assistant")))),
+    row("ThoughtsAreNotAsked", "Leaves out the thoughts of a history that it does not know.",
+        "endpoint.tokens.own_thoughts", row="token-fidelity",
+        prompt_of=lambda original, wanted: original(attrs.evolve(wanted, messages=tuple({key: value for key, value
+            in one.items() if key != "reasoning_content"} for one in wanted.messages)))),
     row("ThoughtsStayUnasked", "Goes on also where the template leaves thoughts out now.", "endpoint.tokens.thoughts",
         row="token-fidelity",
         went_on=within(lambda self: put(self, renderer=_KeepsThoughts(self.renderer)))),

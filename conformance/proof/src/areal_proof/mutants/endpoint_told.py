@@ -86,6 +86,15 @@ def PromptsUseNothing(original: Original) -> Any:
     return _deep(original(), lambda said: {key: 0 if key in names else one for key, one in said.items()})
 
 
+@breaks("whole", *(f"endpoint.answers.usage.{form}" for form in ("chat", "completions", "responses")))
+def TotalIsOfTheAnswers(original: Original) -> Any:
+    """Tells as the total what the answers took."""
+    told = original()
+    used = told["usage"]
+    made = used.get("completion_tokens", used.get("output_tokens"))
+    return {**told, "usage": {**used, "total_tokens": made} if "total_tokens" in used else used}
+
+
 @breaks("whole", "endpoint.answers.usage.chat", "endpoint.answers.usage.completions")
 def UsageOfTheFirst(original: Original, made: Any) -> Any:
     """Counts the first of several answers."""

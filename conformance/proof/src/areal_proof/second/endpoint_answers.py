@@ -66,12 +66,11 @@ def chat(made: Sequence[Said], prompt: int, logprobs: bool) -> Json:
     choices = []
     for number, one in enumerate(made):
         message: Json = {"role": "assistant", "content": one.answer.content or (None if one.calls else "")}
+        if one.answer.thoughts:
+            message["reasoning_content"] = one.answer.thoughts
         if one.calls:
             message["tool_calls"] = list(one.calls)
-        pairs = zip(one.pieces, one.generation.logprobs, strict=True)
-        told: list[Json] = [
-            {"token": text, "logprob": value, "bytes": None, "top_logprobs": []} for text, value in pairs
-        ]
+        told = _logprobs(one)
         choices.append(
             {
                 "index": number,
@@ -84,6 +83,11 @@ def chat(made: Sequence[Said], prompt: int, logprobs: bool) -> Json:
     used = {"prompt_tokens": before, "completion_tokens": after, "total_tokens": before + after}
     head = {"id": f"chatcmpl-{next(_IDS)}", "object": "chat.completion", "created": 0, "model": "policy"}
     return {**head, "choices": choices, "usage": used}
+
+
+def _logprobs(one: Said) -> list[Json]:
+    pairs = zip(one.pieces, one.generation.logprobs, strict=True)
+    return [{"token": text, "logprob": value, "bytes": None, "top_logprobs": []} for text, value in pairs]
 
 
 def completions(made: Sequence[Said], prompt: int, logprobs: bool) -> Json:
@@ -105,8 +109,12 @@ def responses(made: Sequence[Said], prompt: int, logprobs: bool) -> Json:
     """Return an answer of `/responses`."""
     (one,) = made
     output: list[Json] = []
+    if one.answer.thoughts:
+        thoughts = [{"type": "reasoning_text", "text": one.answer.thoughts}]
+        output.append({"type": "reasoning", "id": f"rs_{next(_IDS)}", "summary": [], "content": thoughts})
     if one.answer.content or not one.calls:
-        part = {"type": "output_text", "text": one.answer.content, "annotations": []}
+        told_logprobs = _logprobs(one) if logprobs else []
+        part = {"type": "output_text", "text": one.answer.content, "annotations": [], "logprobs": told_logprobs}
         said = {"type": "message", "id": f"msg_{next(_IDS)}", "role": "assistant", "status": "completed"}
         output.append({**said, "content": [part]})
     for call in one.calls:
@@ -123,6 +131,8 @@ def messages(made: Sequence[Said], prompt: int, logprobs: bool) -> Json:
     """Return an answer of `/messages`."""
     (one,) = made
     content: list[Json] = []
+    if one.answer.thoughts:
+        content.append({"type": "thinking", "thinking": one.answer.thoughts, "signature": ""})
     if one.answer.content or not one.calls:
         content.append({"type": "text", "text": one.answer.content})
     for call in one.calls:
@@ -172,6 +182,8 @@ def _deltas(path: str, choice: Json) -> Iterator[tuple[Json, str | None]]:
         return
     message = choice["message"]
     yield {"delta": {"role": "assistant", "content": ""}}, None
+    for piece in _split(message.get("reasoning_content", "")):
+        yield {"delta": {"reasoning_content": piece}}, None
     for piece in _split(message["content"] or ""):
         yield {"delta": {"content": piece}}, None
     for number, call in enumerate(message.get("tool_calls", ())):
@@ -186,22 +198,27 @@ def _response_events(whole: Json) -> Iterator[Json]:
         for part in item.get("content", ()):
             at = {"output_index": place, "content_index": 0, "item_id": item["id"]}
             for piece in _split(part["text"]):
-                yield {"type": "response.output_text.delta", "delta": piece, **at}
+                yield {"type": f"response.{part['type']}.delta", "delta": piece, **at}
         yield {"type": "response.output_item.done", "output_index": place, "item": item}
     yield {"type": f"response.{whole['status']}", "response": whole}
+
+
+_BLOCKS = {
+    "text": ("text", "text_delta", "text"),
+    "thinking": ("thinking", "thinking_delta", "thinking"),
+    "tool_use": ("input", "input_json_delta", "partial_json"),
+}
+"""Type of a block -> its field that comes in pieces, the type of such a piece, and its field."""
 
 
 def _message_events(whole: Json) -> Iterator[Json]:
     yield {"type": "message_start", "message": {**whole, "content": []}}
     for place, block in enumerate(whole["content"]):
-        text = block["type"] == "text"
-        empty = {**block, **({"text": ""} if text else {"input": {}})}
+        name, kind, key = _BLOCKS[block["type"]]
+        empty = {**block, name: {} if name == "input" else ""}
         yield {"type": "content_block_start", "index": place, "content_block": empty}
-        for piece in _split(block["text"] if text else json.dumps(block["input"])):
-            delta = (
-                {"type": "text_delta", "text": piece} if text else {"type": "input_json_delta", "partial_json": piece}
-            )
-            yield {"type": "content_block_delta", "index": place, "delta": delta}
+        for piece in _split(json.dumps(block[name]) if name == "input" else block[name]):
+            yield {"type": "content_block_delta", "index": place, "delta": {"type": kind, key: piece}}
         yield {"type": "content_block_stop", "index": place}
     ended = {name: whole[name] for name in ("stop_reason", "stop_sequence")}
     yield {"type": "message_delta", "delta": ended, "usage": whole["usage"]}

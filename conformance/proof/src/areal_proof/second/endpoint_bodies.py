@@ -138,12 +138,22 @@ def _chat_message(one: Json) -> Json:
         ]
     if role == "tool":
         made["tool_call_id"] = _text(one.get("tool_call_id"), "tool_call_id")
-    return made
+    return {**made, **_thought(one.get("reasoning_content") or "" if role == "assistant" else "")}
+
+
+def _thought(value: object) -> Json:
+    """Return thoughts as a history has them."""
+    return {"reasoning_content": _text(value, "a thought")} if value else {}
+
+
+def _absent(body: Json, *names: str) -> None:
+    for name in names:
+        need(not body.get(name), f"{name} is not offered here")
 
 
 def chat(body: Json) -> Wanted:
     """Read a body of `/chat/completions`."""
-    need(not body.get("response_format"), "response_format is not offered here")
+    _absent(body, "response_format", "functions", "function_call", "top_logprobs")
     limit = _number(body, "max_completion_tokens", 1)
     return Wanted(
         messages=_asking(tuple(map(_chat_message, _listed(body.get("messages"), "messages")))),
@@ -158,7 +168,7 @@ def chat(body: Json) -> Wanted:
 
 def completions(body: Json) -> Wanted:
     """Read a body of `/completions`."""
-    need(not body.get("echo") and not body.get("suffix"), "echo and suffix are not offered here")
+    _absent(body, "echo", "suffix", "best_of")
     prompt = body.get("prompt")
     if isinstance(prompt, list):
         need(prompt, "the prompt is empty")
@@ -182,8 +192,11 @@ def _response_item(one: Json) -> Json:
         call = _call(one.get("call_id"), one.get("name"), one.get("arguments"))
         return {"role": "assistant", "content": "", "tool_calls": [call]}
     if kind == "function_call_output":
-        said = {"role": "tool", "content": _text(one.get("output"), "an output")}
+        said = {"role": "tool", "content": _parts(one.get("output"), "an output", "input_text")}
         return {**said, "tool_call_id": _text(one.get("call_id"), "call_id")}
+    if kind == "reasoning":
+        thoughts = _parts(one.get("content") or "", "a thought", "reasoning_text")
+        return {"role": "assistant", "content": "", "open": True, **_thought(thoughts)}
     need(kind == "message", f"items of the type {kind!r} are not taken here")
     role = one.get("role")
     need(role in ("system", "developer", "user", "assistant"), f"there is no role {role!r}")
@@ -193,7 +206,7 @@ def _response_item(one: Json) -> Json:
 
 def responses(body: Json) -> Wanted:
     """Read a body of `/responses`."""
-    need(not body.get("text"), "formats of an answer are not offered here")
+    _absent(body, "text", "prompt", "conversation", "background")
     previous = body.get("previous_response_id")
     given = body.get("input")
     if isinstance(given, str):
@@ -209,6 +222,7 @@ def responses(body: Json) -> Wanted:
         tools=_tools(body, lambda one: {key: value for key, value in one.items() if key in _FUNCTION}),
         limit=_number(body, "max_output_tokens", 1),
         stream=_flag(body, "stream"),
+        logprobs="message.output_text.logprobs" in (body.get("include") or ()),
     )
 
 
@@ -219,11 +233,14 @@ def _joined(items: list[Json]) -> list[Json]:
     """Return items with calls put into the message of the assistant before them."""
     made: list[Json] = []
     for one in items:
-        if one.get("tool_calls") and made and made[-1]["role"] == "assistant":
-            made[-1] = {**made[-1], "tool_calls": [*made[-1].get("tool_calls", ()), *one["tool_calls"]]}
+        last = made[-1] if made else {}
+        if one.get("tool_calls") and last.get("role") == "assistant":
+            made[-1] = {**last, "tool_calls": [*last.get("tool_calls", ()), *one["tool_calls"]]}
+        elif one["role"] == "assistant" and last.get("open"):
+            made[-1] = {**last, **one, "open": False}
         else:
             made.append(one)
-    return made
+    return [{key: value for key, value in one.items() if key != "open"} for one in made]
 
 
 def _blocks(one: Json) -> list[Json]:
@@ -232,11 +249,13 @@ def _blocks(one: Json) -> list[Json]:
     need(role in ("user", "assistant"), f"there is no role {role!r}")
     if isinstance(content, str):
         return [{"role": role, "content": _text(content, "a content")}]
-    made, texts, calls = list[Json](), list[str](), list[Json]()
+    made, texts, calls, thoughts = list[Json](), list[str](), list[Json](), ""
     for block in _listed(content, "a content"):
         kind = block.get("type")
         if kind == "text":
             texts.append(_text(block.get("text"), "a text"))
+        elif kind == "thinking" and role == "assistant":
+            thoughts += _text(block.get("thinking"), "a thought")
         elif kind == "tool_use" and role == "assistant":
             calls.append(_call(block.get("id"), block.get("name"), block.get("input")))
         elif kind == "tool_result" and role == "user":
@@ -246,8 +265,9 @@ def _blocks(one: Json) -> list[Json]:
         else:
             raise Refused(f"blocks of the type {kind!r} are not taken here")
     if role == "assistant":
-        need(texts or calls, "a message has no content")
-        return [{"role": role, "content": "".join(texts), **({"tool_calls": calls} if calls else {})}]
+        need(texts or calls or thoughts, "a message has no content")
+        answer: Json = {"role": role, "content": "".join(texts), **_thought(thoughts)}
+        return [{**answer, **({"tool_calls": calls} if calls else {})}]
     need(texts or made, "a message has no content")
     return [*made, *([{"role": role, "content": "".join(texts)}] if texts else [])]
 
@@ -269,6 +289,7 @@ def messages(body: Json) -> Wanted:
 
 
 def _anthropic_tool(one: Json) -> Json:
+    need(one.get("type") in (None, "custom"), f"the tool {one.get('type')!r} is not here")
     described = {"description": one["description"]} if "description" in one else {}
     return {"name": one.get("name"), **described, "parameters": one.get("input_schema", {})}
 

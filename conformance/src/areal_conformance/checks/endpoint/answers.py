@@ -51,6 +51,8 @@ async def usage(bench: EndpointBench, form: Form) -> None:
             expect(made.get("usage"), f"{form.name} with {more}: no usage is told")
             seen = form.usage(made)
             expect(seen == due, f"{form.name} with {more}: prompt and answers have {due} tokens, usage tells {seen}")
+            total = made["usage"].get("total_tokens", sum(due))
+            expect(total == sum(due), f"{form.name} with {more}: of {due} tokens usage tells a total of {total}")
 
 
 @family(
@@ -69,7 +71,8 @@ async def stops(bench: EndpointBench, form: Form) -> None:
         for order, more in product((named, named[::-1]), ({}, _streamed(form))):
             async with bench.opened(form, script=lambda _turn: made) as opened:
                 agent = opened.agent
-                body = form.body(form.question("stone?"), **{form.stops: list(order)}, **more)
+                given = order[0] if len(order) == 1 and form is not MESSAGES else list(order)
+                body = form.body(form.question("stone?"), **{form.stops: given}, **more)
                 told = answered(form, await agent.post(form.path, body), form.name)
                 what = f"{form.name}{', streamed' if more else ''}: of {said_whole!r}, ended by one of {list(order)},"
                 expect(form.text(told) == due, f"{what} is told {form.text(told)!r}, not {due!r}")

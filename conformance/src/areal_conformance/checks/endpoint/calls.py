@@ -209,6 +209,25 @@ async def look_alikes(bench: EndpointBench) -> None:
             )
 
 
+@family("endpoint.answers.thoughts.{form}", DIALOGUES, level=Level.SINGLE, law=1, spec="endpoint#answers")
+async def apart(bench: EndpointBench, form: Form) -> None:
+    """Thoughts of an answer by {form}, streamed or not, are told apart; told back, they are gone on with."""
+    script = [answer(turn, text=f"<think>\n{_THOUGHTS[0]} er\n</think>\n\n{_CALL}") for turn in range(1, 4)]
+    async with bench.opened(form, script=lambda turn: script[turn], tokenizer=tiny_tokenizer("thinking")) as opened:
+        agent, tools = opened.agent, [_tool(form, "add")]
+        agent.history.append(form.asked("what is it?"))
+        for number in range(len(script)):
+            asked = {**form.thinks, "tools": tools, "stream": number % 2 == 1}
+            told = answered(form, await agent.ask(**asked), f"an answer with thoughts by {form.name}")
+            text, thoughts = form.text(told), form.thoughts(told)
+            expect(not text, f"the policy thought and called, and is told by {form.name} to have said {text!r}")
+            due = f"{_THOUGHTS[0]} er"
+            expect(thoughts in (due, None), f"the policy thought {due!r}, told by {form.name} is {thoughts!r}")
+            agent.history += [*form.echo(told), form.result(form.calls(told)[0][0], f"{number} ab")]
+        grown(opened)
+        expect(len(trained(opened)) == 1, "one question with calls between thoughts became several trajectories")
+
+
 @check("endpoint.tokens.thoughts", level=Level.SINGLE, law=1, spec=_TOKENS)
 async def thoughts(bench: EndpointBench) -> None:
     """Thoughts are no content, and left out by an agent no edit; where the template drops them a trajectory begins."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
+from areal_agentic.endpoint import SessionLimits
 from areal_conformance.benches.endpoint import EndpointBench, Opened, Told, answer, text_of, trained
 from areal_conformance.benches.endpoint_forms import CHAT, FORMS, MESSAGES, RESPONSES, TEXT, Form
 from areal_conformance.benches.endpoint_streams import Json
@@ -127,6 +128,38 @@ def _spoil(draw: Random, body: Any) -> None:  # Any: JSON
         body[key] = copy.deepcopy(draw.choice(_ODD))
 
 
+_KINDS = {
+    400: ("invalid_request_error",),
+    401: ("authentication_error",),
+    429: ("rate_limit_error",),
+    503: ("api_error", "overloaded_error"),
+}
+"""Anthropic's names of what went wrong, which its clients look at."""
+
+
+@family("endpoint.errors.words.{form}", FORMS, level=Level.SINGLE, law=8, spec=_ERRORS)
+async def words(bench: EndpointBench, form: Form) -> None:
+    """A refusal by {form} has the shape that clients of this API read, a name of its kind and the reason in it."""
+    limits = SessionLimits(max_requests=1)
+    async with bench.opened(form, limits=limits, script=_failing_first(NoReplica("all are lost"))) as opened:
+        agent, good = opened.agent, _body(form)
+        made = {
+            400: await agent.post(form.path, _body(form, **{form.limit: -1})),
+            401: await agent.post(form.path, good, authorization="Bearer no-such-key", x_api_key=""),
+            503: await agent.post(form.path, good),
+            429: await agent.post(form.path, good),
+        }
+        for status, told in made.items():
+            expect(told.status == status, f"{form.path} is answered with {told.status}, not {status}: {told.body}")
+            error = told.body.get("error") if isinstance(told.body, dict) else None
+            kind = error.get("type") if isinstance(error, dict) else None
+            shown = f"{form.path}: {status} is told as {str(told.body)[:200]}"
+            expect(told.reason and isinstance(kind, str) and kind, f"{shown}, without a reason or a name of its kind")
+            if form is MESSAGES:
+                expect(told.body.get("type") == "error", f"{shown}, which Anthropic's clients know by the type error")
+                expect(kind in _KINDS[status], f"{shown}; Anthropic calls that {' or '.join(_KINDS[status])}")
+
+
 @check("endpoint.errors.paths", level=Level.SINGLE, law=8, spec=_ERRORS)
 async def paths(bench: EndpointBench) -> None:
     """A path that is none is 404 and another method 405, each with a reason; models are listed."""
@@ -224,8 +257,20 @@ async def unable(bench: EndpointBench) -> None:
             (f"tools, and {choice!r}", form, {"tools": [form.tool(add)], "tool_choice": choice}, done)
             for form, choice, done in _choices()
         ),
+        *(
+            (what, form, more, _never)
+            for what, form, more in (
+                ("a stored prompt", RESPONSES, {"prompt": {"id": "pmpt_1"}}),
+                ("a conversation that is stored", RESPONSES, {"conversation": "conv_1"}),
+                ("a tool of the provider's own", RESPONSES, {"tools": [{"type": "web_search"}]}),
+                ("a tool of the provider's own", MESSAGES, {"tools": [_SEARCH]}),
+            )
+        ),
+        ("the best of several", TEXT, {"best_of": 3}, _never),
+        ("what else was likely", CHAT, {"logprobs": True, "top_logprobs": 2}, _likely),
+        ("functions", CHAT, {"functions": [add]}, lambda _told, asked: '"add"' in text_of(asked.input_ids)),
         ("echo", TEXT, {"echo": True}, lambda told, _: TEXT.text(told.body).startswith("stone?")),
-        ("suffix", TEXT, {"suffix": "ab"}, lambda _told, _asked: False),
+        ("suffix", TEXT, {"suffix": "ab"}, _never),
     ]
     for what, form, more, done in cases:
         async with bench.opened(form) as opened:
@@ -246,6 +291,20 @@ def _choices() -> Iterator[tuple[Form, Any, Callable[[Told, Asked], bool]]]:  # 
     ):
         yield form, none, lambda _told, asked: '"add"' not in text_of(asked.input_ids)
         yield form, some, lambda told, _asked, form=form: bool(form.calls(told.body))  # type: ignore[misc]
+
+
+_SEARCH = {"type": "web_search_20250305", "name": "web_search"}
+
+
+def _never(_told: Told, _asked: Asked) -> bool:
+    """Tell that an answer does not show that it was done."""
+    return False
+
+
+def _likely(told: Told, _asked: Asked) -> bool:
+    """Tell whether each token of an answer stands beside others."""
+    inside = told.body["choices"][0]["logprobs"] or {}
+    return all(len(one["top_logprobs"]) == 2 for one in inside["content"])
 
 
 def _goes_on_with(text: str) -> Callable[[Told, Asked], bool]:

@@ -209,6 +209,13 @@ async def restarts(bench: EndpointBench) -> None:
         counted = {name: opened.open.metrics.get(f"agent/restarted{name}", 0) for name in ("", "/edited")}
         expect(set(counted.values()) == {1}, f"a conversation was edited and began anew, counted is {counted}")
         expect(len(trained(opened)) == 3, "two conversations, and one that began anew, are not three trajectories")
+    async with bench.opened(script=lambda turn: answer(turn, text="abe"[turn])) as opened:
+        for question in ("stone?", "ab ba?"):
+            await opened.agent.say(question)
+        opened.agent.history[2] = {**opened.agent.history[2], "name": "ann"}  # the template does not write it
+        await opened.agent.say("and?")
+        begun, seen = len(trained(opened)) - 1, opened.open.metrics["agent/restarted"]
+        expect(seen == begun, f"a name was added to a question: {begun} trajectories begin, agent/restarted is {seen}")
 
 
 @family("endpoint.streams.whole.{form}", FORMS, level=Level.SINGLE, law=1, spec="endpoint#tokens")

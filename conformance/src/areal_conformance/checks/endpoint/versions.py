@@ -6,10 +6,13 @@ Does not know: how weights are updated.
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from attrs import evolve
 
 from areal_conformance.benches.endpoint import EndpointBench, answer, said, trained
-from areal_conformance.benches.endpoint_forms import CHAT, MESSAGES, NEWER_LIMIT, RESPONSES, TEXT
+from areal_conformance.benches.endpoint_forms import CHAT, MESSAGES, NEWER_LIMIT, RESPONSES, TEXT, Form
+from areal_conformance.benches.endpoint_streams import Json
 from areal_conformance.benches.workflow import SAMPLING
 from areal_conformance.benches.workflow_tokens import versions_of
 from areal_conformance.check import Level, check
@@ -44,15 +47,32 @@ def _spread(turn: int) -> object:
 @check("endpoint.versions.logprobs", level=Level.SINGLE, law=1, spec="endpoint#versions")
 async def logprobs(bench: EndpointBench) -> None:
     """An agent that asks for log-probs is told those of the engine, one for each token."""
-    for form, flag in ((CHAT, True), (TEXT, 1)):
+    asking = ((CHAT, {"logprobs": True}), (TEXT, {"logprobs": 1}), (RESPONSES, {"include": [_INCLUDED]}))
+    for form, more in asking:
         async with bench.opened(form) as opened:
-            told = await opened.agent.post(form.path, form.body(form.question("stone?"), logprobs=flag))
+            told = await opened.agent.post(form.path, form.body(form.question("stone?"), **more))
             said(form, told, form.name)
-            choice, made = told.body["choices"][0], opened.session.asked[0].generation
+            made = opened.session.asked[0].generation
             assert made is not None
-            inside = choice["logprobs"] or {}
-            seen = [one["logprob"] for one in inside["content"]] if form is CHAT else inside["token_logprobs"]
+            seen = _told(form, told.body)
             expect(seen == list(made.logprobs), f"the engine gave {list(made.logprobs)}, the agent is told {seen}")
+            if form is TEXT and (inside := told.body["choices"][0]["logprobs"]).get("text_offset"):
+                starts = list(accumulate(map(len, inside["tokens"]), initial=0))[:-1]
+                expect(
+                    inside["text_offset"] == starts, f"{inside['tokens']} are told to begin at {inside['text_offset']}"
+                )
+
+
+_INCLUDED = "message.output_text.logprobs"
+
+
+def _told(form: Form, answer: Json) -> list[float]:
+    """Return the log-probs of an answer that is not streamed."""
+    if form is RESPONSES:
+        parts = [part for item in answer["output"] if item["type"] == "message" for part in item["content"]]
+        return [one["logprob"] for part in parts for one in part.get("logprobs") or ()]
+    inside = answer["choices"][0]["logprobs"] or {}
+    return [one["logprob"] for one in inside["content"]] if form is CHAT else list(inside["token_logprobs"])
 
 
 @check("endpoint.versions.sampling", level=Level.SINGLE, law=1, spec=_SESSIONS)

@@ -86,8 +86,8 @@ def _held() -> dict[int, _Held]:
 def _grown(before: Mapping[int, _Held]) -> _Held:
     """Return what is held beyond what was.
 
-    A new child takes the place of one of its name that ended, but one that holds less makes up for nothing; what ended
-    besides, of an earlier check, hides no growth.
+    A new child takes the place of one of its name that ended, the nearest in memory, but one that holds less makes up
+    for nothing; what ended besides, of an earlier check, hides no growth.
     """
     now = _held()
     ended = [each for pid, each in before.items() if pid not in now]
@@ -103,10 +103,11 @@ def _grown(before: Mapping[int, _Held]) -> _Held:
 
 
 def _in_place_of(new: _Held, ended: list[_Held]) -> _Held:
-    """Take from those that ended one that this new process replaces; nothing if there is none."""
-    same = next((each for each in ended if each.name == new.name), None)
-    if same is None:
+    """Take from those that ended the one most like it that this new process replaces; nothing if there is none."""
+    alike = [each for each in ended if each.name == new.name]
+    if not alike:
         return _Held()
+    same = min(alike, key=lambda each: abs(each.memory - new.memory))
     ended.remove(same)
     return same
 

@@ -273,6 +273,9 @@ def _unfit_folders(bench: InferBench) -> dict[str, Path]:
         "an adapter over what it left of the weights": _said(
             _make(bench, "pissa", seed=2), init_lora_weights="pissa"
         ).path,
+        "an adapter over what a quick way left of them": _said(
+            _make(bench, "niter", seed=2), init_lora_weights="pissa_niter_4"
+        ).path,
     }
     file = "adapter_model.safetensors"
     (bench.folder / "bare" / file).unlink()

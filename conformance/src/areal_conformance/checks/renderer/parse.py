@@ -7,8 +7,9 @@ Does not know: how a family marks calls and thoughts.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from random import Random
+from types import MappingProxyType, NoneType
 from typing import Any
 
 from areal_agentic.renderer import Answer
@@ -78,6 +79,10 @@ _JSON = (
 )
 """Texts that are JSON too."""
 _VALUES: tuple[object, ...] = (None, True, 1.5, [], {"c": None})
+_KINDS: Mapping[type, str] = MappingProxyType(
+    {NoneType: "null", bool: "boolean", float: "number", list: "array", dict: "object"}
+)
+"""What a schema calls the kinds of these values."""
 _CALLED: tuple[tuple[str, Json], ...] = (
     *(("zeta", {"a": text}) for text in _JSON),
     *(("zeta", {"b": value}) for value in _VALUES),
@@ -93,6 +98,14 @@ def _said_with_tools(bound: Bound, answer: Json, tool: Json = _TOOL_OF_TEXTS) ->
     if output is None:
         return None
     return bound.decoded(output), message_of(_parsed(bound, output, tools=put.tools))
+
+
+def _told_of_b(tool: Json, value: object) -> Json:
+    """Return a tool that says of `b` what kind of JSON it is."""
+    function, kind = tool["function"], _KINDS[type(value)]
+    parameters = function["parameters"]
+    properties = {**parameters["properties"], "b": {"type": kind}}
+    return {**tool, "function": {**function, "parameters": {**parameters, "properties": properties}}}
 
 
 def _written(bound: Bound, answer: Json, tool: Json) -> str | None:
@@ -129,9 +142,10 @@ def calls(bench: RendererBench) -> None:
             made = _said_with_tools(bound, _calling(name, arguments), tool)
             of_b = [arguments["b"]] if "b" in arguments else []
             texts = [{"b": text} for value in of_b for text in (str(value), json.dumps(value))]
-            if made is None or any(_written(bound, _calling(name, each), tool) == made[0] for each in texts):
-                continue  # it has no place; or it is written like a text, and no tool says that it is none
-            if name in made[0]:
+            if made and any(_written(bound, _calling(name, each), tool) == made[0] for each in texts):
+                tool = _told_of_b(tool, arguments["b"])  # it is written like a text: the tool says that it is none
+                made = _said_with_tools(bound, _calling(name, arguments), tool)
+            if made and name in made[0]:
                 due = [(name, arguments)]
                 expect(made[1]["calls"] == due, f"{bound.kind}: {made[0]!r} was written for {due}, read is {made[1]}")
 

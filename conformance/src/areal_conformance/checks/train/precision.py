@@ -142,8 +142,12 @@ def recomputed(bench: TrainBench) -> None:
     expect(with_it > without, f"{told}: nothing is computed again, so everything is kept")
 
 
+_MOVES = ("detach", "clone", "_to_copy", "copy_", "lift_fresh", "empty", "empty_like", "empty_strided", "ones_like")
+"""Operations that compute nothing: they keep, move, or make room for what was computed."""
+
+
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's own is not typed
-    """Counts what is computed by torch; views and the like count as well."""
+    """Counts what is computed by torch; neither views nor copies."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -151,5 +155,6 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Any: torch's own."""
-        self.count += 1
+        views = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
+        self.count += not views and func.overloadpacket.__name__ not in _MOVES
         return func(*args, **(kwargs or {}))

@@ -13,7 +13,7 @@ from typing import Any
 from areal_conformance.benches.workflow import WorkflowBench, generation
 from areal_conformance.benches.workflow_vocabularies import END_OF_TEXT, base_tokenizer, chat_tokenizer, moved, said
 from areal_conformance.check import Level, check
-from areal_conformance.outcome import Inconclusive, Violation, expect
+from areal_conformance.outcome import Exempt, Violation, expect
 from areal_core.contract.data import StopReason
 from areal_core.contract.inference import Generation
 
@@ -51,7 +51,7 @@ async def one_end(bench: WorkflowBench) -> None:
                         f"behind an answer {told} {seen}; behind one that said its end and stopped {due}",
                     )
     if not compared:
-        raise Inconclusive("no request goes on from an answer")
+        raise Exempt("no request goes on from an answer: each begins a conversation of its own")
 
 
 def _templated(tokenizer: Any, row: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -99,6 +99,7 @@ async def _behind(
     behind = [one.input_ids[len(known) :] for one in later if one.input_ids[: len(known)] == known]
     begun = len(first.input_ids)
     alike = [one for one in later if len(one.input_ids) > begun and one.input_ids[:begun] == first.input_ids]
+    alike = [one for one in alike if str(tokenizer.decode(list(one.input_ids[begun:]))).startswith(_SAID)]
     if alike and not behind:
         raise Violation(
             f"behind an answer that ended by {script(0).stop_reason!s} the conversation goes on from other tokens: "

@@ -26,8 +26,8 @@ PREFIX, FILE = "base_model.model.", "adapter_model.safetensors"
 _OTHER = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern")
 """Entries of adapter_config.json that make another scale, or another kind of adapter, than alpha / r."""
 
-_OVER_THE_REST = ("pissa", "olora", "corda", "loftq")
-"""Ways to begin that take what A and B begin as from the weights."""
+_OVER_THE_WHOLE = (True, False, None, "gaussian", "eva", "orthogonal", "mica")
+"""Ways to begin that leave the weights as they are; any other takes what A and B begin as from them."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -55,7 +55,7 @@ def read_adapter(folder: Path, version: int, needs: Needs) -> Adapter:
             fix="give a folder with adapter_config.json and adapter_model.safetensors",
         ) from error
     odd = [word for word in _OTHER if config.get(word)]
-    odd += ["init_lora_weights"] if config.get("init_lora_weights") in _OVER_THE_REST else []
+    odd += ["init_lora_weights"] if config.get("init_lora_weights") not in _OVER_THE_WHOLE else []
     if config.get("peft_type", "LORA") != "LORA" or config.get("bias", "none") != "none" or odd:
         raise ModelError(
             f"the adapter in {str(folder)!r} is not plain LoRA",
