@@ -394,6 +394,25 @@ def test_a_replica_that_leaves_during_an_update_goes_after_it() -> None:
     run(test)
 
 
+def test_a_replica_that_dies_while_it_leaves_is_not_replaced() -> None:
+    """The fleet has the size that was asked for, and its requests are answered by the others."""
+
+    async def test() -> None:
+        bench = Bench(2)
+        asked = [bench.ask(number) for number in range(4)]
+        await bench.seconds(1)
+        leaving = asyncio.ensure_future(bench.fleet.resize(1))
+        await bench.seconds(1)
+        bench.workers[1].die()
+        await bench.until(leaving, *asked)
+
+        bench.assert_whole(1)
+        assert len(bench.workers) == 2, "nobody was started"
+        assert [told["replaced"] for kind, told in bench.events if kind == "replica_lost"] == [False]
+
+    run(test)
+
+
 @pytest.mark.parametrize("able", [True, False])
 def test_a_leaving_replica_hands_long_requests_over(able: bool) -> None:
     """After `drain_s` they are interrupted and continued, or made again where the engine cannot interrupt."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import attrs
 import pytest
+import torch
 
 from areal_algorithms.columns import Columns, make_columns
 from areal_core.algorithms.config import (
@@ -153,6 +154,9 @@ class Reporting:
             metrics={"ratio": Sum(value=loss, weight=2.0), "ratio_max": Sum(value=loss, weight=1.0)},
         )  # fmt: skip
 
+    async def forward(self, batch: Batch, _outputs: object) -> torch.Tensor:
+        return torch.zeros(batch.num_tokens)
+
     async def set_version(self, version: int) -> None:
         """Nothing depends on it."""
 
@@ -206,6 +210,25 @@ def test_epochs_go_through_the_same_minibatches_and_make_one_version() -> None:
     assert len(update.reports) == algorithm.updates == 6
     assert alphas == [*alphas[:2]] * 3
     assert [bool(batch.tokens["fresh"].any()) for batch in group.batches[2:]] == [False] * 4
+
+
+def test_a_critic_takes_a_step_for_each_of_the_actors_in_every_epoch() -> None:
+    """Its schedule counts them all, and advantages are taken from values that kept up."""
+    algorithm = AlgorithmConfig(minibatches=2, epochs=3)
+    actor, critic = (Reporting(*[(1.0, 1.0, True)] * 6, details={}) for _ in range(2))
+    learner = Learner(
+        algorithm,
+        objective_spec(algorithm),
+        actor,  # type: ignore[arg-type]
+        lambda batch, *_: (batch, {}),
+        critic=critic,  # type: ignore[arg-type]
+        critic_objective=critic_spec(algorithm),
+    )
+
+    asyncio.run(learner.update(make_batch([(2, 3), (1, 5), (4, 9)]), 7))
+
+    ids = [[batch.tokens["input_ids"].tolist() for batch in group.batches] for group in (actor, critic)]
+    assert ids[0] == ids[1] and len(ids[1]) == 6
 
 
 def test_a_group_is_whole_in_one_minibatch() -> None:

@@ -82,6 +82,9 @@ def test_a_dropped_task_comes_next_with_the_same_id_as_a_new_attempt() -> None:
 
     assert (again.index, again.task_id, again.attempt) == (first.index, first.task_id, 1)
     assert resumed.next().attempt == 1
+    for attempt in (2, 3):  # with the seeds of an earlier one it would be drawn alike, and dropped alike
+        source.issue_again(first.index)
+        assert source.next().attempt == attempt
 
 
 def test_another_data_set_is_refused_on_resume() -> None:

@@ -11,16 +11,24 @@ import copy
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from areal_conformance.benches.workflow import ScriptedSession, WorkflowBench, paying, read_only, scripted
+from areal_conformance.benches.workflow import (
+    ScriptedSession,
+    WorkflowBench,
+    generation,
+    paying,
+    read_only,
+    scripted,
+)
 from areal_conformance.benches.workflow_tokens import traced
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import Violation, expect
 from areal_core.contract.data import Episode
+from areal_core.contract.errors import GenerationFailed
 from areal_core.contract.ids import GroupId, TaskId
 from areal_core.contract.workflow import RolloutWorkflow
 
@@ -159,6 +167,45 @@ async def none_left(bench: WorkflowBench) -> None:
     async with bench.no_task_left():
         failing = bench.session(lambda _: ZeroDivisionError("an engine's own"))
         await bench.failure(Exception, failing, "a generation that raised")
+    beside = await _asked_at_once(bench)
+    if len(beside) > 1:
+        async with bench.no_task_left():
+            await _one_of_several_fails(bench, beside)
+
+
+async def _asked_at_once(bench: WorkflowBench) -> list[int]:
+    """Return the turns of an episode that are on their way together, the most of them there are."""
+    now, most = list[int](), list[int]()
+
+    async def watched(turn: int) -> None:
+        nonlocal most
+        now.append(turn)
+        most = max(most, [*now], key=len)
+        for _ in range(8):
+            await asyncio.sleep(0)
+        now.remove(turn)
+
+    await bench.episode(bench.session(at_generate=watched))
+    return most
+
+
+async def _one_of_several_fails(bench: WorkflowBench, beside: Sequence[int]) -> None:
+    """Let the last of several requests fail while the others are on their way, who would never come back."""
+    arrived = set[int]()
+    all_there = asyncio.Event()
+
+    async def held(turn: int) -> None:
+        arrived.add(turn)
+        if arrived.issuperset(beside):
+            all_there.set()
+        if turn == beside[-1]:
+            await all_there.wait()
+        elif turn in beside:
+            await asyncio.Event().wait()
+
+    sent = GenerationFailed("the engine lost it")
+    session = bench.session(lambda turn: sent if turn == beside[-1] else generation(turn), at_generate=held)
+    await bench.failure(GenerationFailed, session, f"one of {len(beside)} requests at once that failed")
 
 
 @check("workflow.loop.not_blocked", level=Level.SINGLE, law=9, spec=_WORKFLOW)

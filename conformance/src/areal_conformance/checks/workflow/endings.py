@@ -42,8 +42,11 @@ async def one_end(bench: WorkflowBench) -> None:
                 continue  # no turn goes on from it, or nothing says that this token ends a turn
             written = {(end, *due)} if asked == templated else {(end, *due), due}
             for stop in StopReason:
-                for own, wanted in ((end, {due}), (None, written)):
-                    _, seen = await _behind(bench, workflow, tokenizer, row, _answering(tokenizer, own, stop))
+                ends = [(end, {due}, False), (None, written, False)]
+                ends += [(None, written, True)] if stop is StopReason.LENGTH else []  # it went on behind its end
+                for own, wanted, inside in ends:
+                    script = _answering(tokenizer, own, stop, inside=end if inside else None)
+                    _, seen = await _behind(bench, workflow, tokenizer, row, script)
                     compared += seen is not None
                     told = f"that ended by {stop!s} and {'without' if own is None else 'with'} the end {end} stands"
                     expect(
@@ -62,8 +65,11 @@ def _templated(tokenizer: Any, row: Mapping[str, Any]) -> tuple[int, ...] | None
     return tuple(tokenizer.encode(text, add_special_tokens=False))
 
 
-def _answering(tokenizer: Any, end: int | None, stop: StopReason) -> _Policy:
-    """Return a policy whose first answer ends with this token and by this reason, letter by letter. Any: as above."""
+def _answering(tokenizer: Any, end: int | None, stop: StopReason, inside: int | None = None) -> _Policy:
+    """Return a policy whose first answer ends with this token and by this reason, letter by letter. Any: as above.
+
+    Another token may stand `inside` of it, behind its first letter.
+    """
     letters = [token for letter in _SAID for token in tokenizer.encode(letter, add_special_tokens=False)]
     assert letters != tokenizer.encode(_SAID, add_special_tokens=False)
 
@@ -71,6 +77,7 @@ def _answering(tokenizer: Any, end: int | None, stop: StopReason) -> _Policy:
         if turn:
             return said(tokenizer, turn, StopReason.STOP)
         ids = [*letters, *([] if end is None else [end])]
+        ids[1:1] = [] if inside is None else [inside]
         return generation(turn, length=len(ids), stop=stop, output_ids=ids)
 
     return script

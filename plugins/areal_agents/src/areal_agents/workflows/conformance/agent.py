@@ -41,6 +41,8 @@ async def asks(row: Mapping[str, Any], base_url: str, api_key: str) -> None:
                     return  # it is for the workflow to tell what failed
                 told = await response.json()
             messages += [told["choices"][0]["message"], {"role": "user", "content": "no-"}]
+    if isinstance(row, dict):
+        row.clear()  # it is the agent's own: nobody else may see that
 
 
 async def never_ends(row: Mapping[str, Any], base_url: str, api_key: str) -> None:
