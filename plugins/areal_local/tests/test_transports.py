@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -26,8 +27,9 @@ from areal_core.contract.weights import WeightSink, WeightSource, WeightTranspor
 from areal_core.weights.coverage import compare
 from areal_core.weights.tensors import manifest_of
 from areal_local.transports import disk
-from areal_local.transports.config import DiskConfig
+from areal_local.transports.config import DiskConfig, ShmConfig
 from areal_local.transports.disk import DiskTransport
+from areal_local.transports.shm import ShmTransport
 
 from .transfers import Make, receipt_for, receive, send, some_tensors
 
@@ -375,6 +377,31 @@ def test_descriptors_do_not_pile_up(make: Make) -> None:
         counts.append(len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").is_dir() else 0)
 
     assert counts[0] == counts[-1], f"open files grew: {counts}"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [partial(DiskTransport, DiskConfig(root="here")), partial(ShmTransport, ShmConfig(backing="file", folder="here"))],
+    ids=["disk", "shm"],
+)
+def test_an_offer_is_read_from_another_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], WeightTransport]
+) -> None:
+    """A folder may be named as one is where the run is started; its workers may run elsewhere."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    sender, tensors = make(), some_tensors()
+    offer = sender.open(1)
+    send(sender, offer, tensors)
+
+    monkeypatch.chdir("/")
+    receiver = make()
+    found = receive(receiver, offer)
+
+    assert {name: torch.equal(found[name], tensor) for name, tensor in tensors.items()} == dict.fromkeys(tensors, True)
+    receiver.close()
+    sender.release(offer)
+    sender.close()
 
 
 def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:

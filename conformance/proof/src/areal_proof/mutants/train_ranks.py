@@ -380,7 +380,7 @@ def _claiming(whole: Target, engine: type, claim: str, *layouts: str) -> Target:
     return attrs.evolve(broken, adapter=attrs.evolve(broken.adapter, layouts=layouts))
 
 
-@mutant("train/second", killers=("train.ranks.context",), ranks=2)
+@mutant("train/second", killers=("train.ranks.context", "train.ranks.four_uneven"), ranks=4)
 def context_is_copies(whole: Target) -> Target:
     """Claims context parallelism, and lets every context rank train on all of every sequence."""
     return _claiming(whole, _ContextParallel, "parallel.context", "d1c2")

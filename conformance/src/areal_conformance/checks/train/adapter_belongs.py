@@ -11,6 +11,7 @@ import shutil
 from functools import partial
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file, save_file
 
 from areal_conformance.benches.train import TrainBench, read_folder
@@ -18,7 +19,7 @@ from areal_conformance.check import Level, check
 from areal_conformance.checks.train.optional_adapter import amounts_to
 from areal_conformance.checks.train.optional_lora import ADAPTER, QUICK, TARGETS, is_target
 from areal_conformance.oracles.train_compare import close, same
-from areal_conformance.outcome import expect, raises
+from areal_conformance.outcome import Exempt, expect, raises
 from areal_core.contract.errors import CheckpointError
 from areal_core.contract.train import LoraSpec
 from areal_torch.testing.objectives import PolicyGradient
@@ -61,6 +62,35 @@ def _amounts_to_the_merged(bench: TrainBench, folder: Path, path: Path, lora: Lo
     wanted = amounts_to(base, load_file(path.with_name("adapter_model.safetensors")), lora)
     for name, tensor in merged.items():
         close(bench, f"{name} as saved, and by the adapter beside it", tensor.float(), wanted[name], atol=1e-5)
+
+
+@_check("train.lora.rounded_once", law=7, level=Level.FAULTS, requires=("lora", "precision.bfloat16"))
+def rounded_once(bench: TrainBench) -> None:
+    """In bfloat16 the merged model is base and adapter added up as they are, and rounded once, to nearest."""
+    model, folder = _rounded(bench), bench.folder / "merged"
+    with bench.engine("lora", model=model, dtype="bfloat16", lora=ADAPTER, optimizer=QUICK) as engine:
+        for seed in range(2):
+            engine.train_step(bench.batch(seed=seed), PolicyGradient())
+        engine.save_weights(folder)
+        sent = bench.sent(engine)
+    told = sorted(folder.rglob("adapter_model.safetensors"))
+    if not told:
+        raise Exempt("no adapter is written beside the merged model")
+    wanted = amounts_to(read_folder(model), load_file(told[0]), ADAPTER)
+    for name in wanted:
+        if is_target(name, ADAPTER.targets):
+            off = float((sent[name].float() != wanted[name].to(torch.bfloat16).float()).float().mean())
+            expect(off < 0.02, f"{off:.1%} of {name}, as it is sent, is not base and adapter rounded to nearest")
+
+
+def _rounded(bench: TrainBench) -> Path:
+    """Return the model with numbers that bfloat16 has."""
+    folder = bench.folder / "rounded"
+    shutil.copytree(bench.model(), folder)
+    for file in folder.glob("*.safetensors"):
+        tensors = {name: tensor.bfloat16().to(tensor.dtype) for name, tensor in load_file(file).items()}
+        save_file(tensors, file, {"format": "pt"})
+    return folder
 
 
 @_check("train.lora.state_of_base", law=4, requires=("lora", "checkpoint.exact"))

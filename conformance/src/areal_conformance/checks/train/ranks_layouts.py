@@ -12,7 +12,7 @@ from typing import Any
 
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, Row, check, family
-from areal_conformance.outcome import NotRefused, expect
+from areal_conformance.outcome import Exempt, NotRefused, expect
 from areal_conformance.ranks.layouts import (
     APART_S,
     CLAIMS,
@@ -94,6 +94,19 @@ def four(bench: TrainBench, letter: str) -> None:
         _as_one_rank(bench, layout, 4, plans=plans, shapes=_PAIRS)
 
 
+@check("train.ranks.four_uneven", level=Level.FAULTS, law=6, spec="train#TrainSpec", ranks=4, deadline_s=120.0)
+def four_uneven(bench: TrainBench) -> None:
+    """Four ranks refuse key heads or words that they cannot share evenly, or compute what one rank computes."""
+    axes = [letter for letter in ("t", "c") if bench.target.claimed(CLAIMS[letter])]
+    if not axes:
+        raise Exempt("no axis along which ranks share heads or words is claimed")
+    for letter in axes:
+        refused_or_right(bench, {"d": 1, letter: 4}, {"hidden": 64, "heads": 8, "kv_heads": 2}, {}, num_ranks=4)
+    words = [{"d": 2, "t": 2}] if "t" in axes and bench.target.claimed(CLAIMS["d"]) else []
+    for layout in words:
+        refused_or_right(bench, layout, {"hidden": 32, "vocab_size": 67}, {}, num_ranks=4)
+
+
 @family("train.ranks.refuse.{axis}", REFUSED, unless=("parallel.{axis}",), **_refuses.keywords)
 def refused(bench: TrainBench, layout: dict[str, int]) -> None:
     """Without {axis} parallelism, a layout that has it is refused on every rank."""
@@ -127,11 +140,11 @@ def unfit(bench: TrainBench) -> None:
 
 
 def refused_or_right(
-    bench: TrainBench, layout: dict[str, int], model: Mapping[str, Any], options: Mapping[str, Any]
+    bench: TrainBench, layout: dict[str, int], model: Mapping[str, Any], options: Mapping[str, Any], num_ranks: int = 2
 ) -> None:
-    """Expect two ranks to refuse to start, all of them, or to step as one rank without these options. Any: json."""
+    """Expect ranks to refuse to start, all of them, or to step as one rank without these options. Any: json."""
     given: dict[str, Any] = {"rows": EVEN, "model": dict(model), "options": dict(options)}
-    answers = bench.on_ranks("areal_conformance.ranks.taken:step", 2, apart_s=APART_S, layout=layout, **given)
+    answers = bench.on_ranks("areal_conformance.ranks.taken:step", num_ranks, apart_s=APART_S, layout=layout, **given)
     what = f"a model of {dict(model)} with the options {dict(options)}"
     if any(answer["error"][0] for answer in answers):
         for rank, (kind, family_of, text) in enumerate(answer["error"] for answer in answers):
