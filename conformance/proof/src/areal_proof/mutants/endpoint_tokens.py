@@ -17,6 +17,7 @@ from areal_core.contract.data import StopReason
 from areal_core.contract.inference import SamplingParams, VersionSpan
 from areal_proof.mutants.rows import Original, after, breaking, given, gives, put, row, within
 from areal_proof.second.endpoint import SecondEndpoint
+from areal_proof.second.endpoint_bodies import Refused
 from areal_proof.second.endpoint_session import SecondOpen, told
 
 breaks = breaking("endpoint/second", SecondEndpoint, part=("opens", SecondOpen))
@@ -214,6 +215,15 @@ def SessionsShareAnswers(original: Original, self: SecondOpen) -> Any:
         type(self).shared = shared  # type: ignore[attr-defined]  # the mutant's own class
     self.answers = shared
     return original()
+
+
+@breaks("read", *(f"endpoint.answers.empty.{form}" for form in _DIALOGUES), row="failed-is-typed")
+def NothingSaidIsNoAnswer(original: Original) -> Any:
+    """Refuses a request whose answer ended before it said anything."""
+    said = original()
+    if not said.calls and not said.answer.content:
+        raise Refused("the policy said nothing")
+    return said
 
 
 class _KeepsThoughts:

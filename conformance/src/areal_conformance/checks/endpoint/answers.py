@@ -38,6 +38,18 @@ async def ended(bench: EndpointBench, form: Form) -> None:
             trained(opened)
 
 
+@family("endpoint.answers.empty.{form}", DIALOGUES, level=Level.SINGLE, law=1, spec=_ANSWERS)
+async def empty(bench: EndpointBench, form: Form) -> None:
+    """An answer by {form} that ended before it said anything is one all the same, and is gone on with."""
+    for more in ({}, _streamed(form)):
+        async with bench.opened(form, script=lambda turn: answer(turn, text="" if turn == 0 else "abba")) as opened:
+            said_first = await opened.agent.say("stone?", **more)
+            expect(not said_first, f"{form.name}: the policy said nothing, the agent is told {said_first!r}")
+            await opened.agent.say("well?")
+            grown(opened)
+            expect(len(trained(opened)) == 1, f"{form.name}: a conversation with an empty answer became several")
+
+
 @family("endpoint.answers.usage.{form}", FORMS, level=Level.SINGLE, law=1, spec=_ANSWERS)
 async def usage(bench: EndpointBench, form: Form) -> None:
     """Usage told by {form} counts the tokens of the prompt once, and those of every answer with their ends."""

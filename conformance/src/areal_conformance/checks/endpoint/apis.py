@@ -45,7 +45,7 @@ async def every_api(bench: EndpointBench) -> None:
 
 @check("endpoint.tokens.answers_in_a_row", level=Level.SINGLE, law=1, spec="endpoint#tokens")
 async def answers_in_a_row(bench: EndpointBench) -> None:
-    """Two answers that follow each other in a history are both asked, in the same tokens in every API."""
+    """Two answers in a row are both asked, in the same tokens in every API; so are two blocks of a question."""
     asked: dict[str, str] = {}
     for form in (CHAT, RESPONSES, MESSAGES):
         async with bench.opened(form) as opened:
@@ -56,6 +56,12 @@ async def answers_in_a_row(bench: EndpointBench) -> None:
     expect(_ANSWER in due and _LAST in due, f"{_ANSWER!r} and {_LAST!r} were answered; the policy is asked {due!r}")
     for name, text in asked.items():
         expect(text == due, f"{CHAT.name}: the policy is asked {due!r}, {name}: {text!r}")
+    async with bench.opened(MESSAGES) as opened:
+        blocks = [{"type": "text", "text": text} for text in (_QUESTION, _LAST)]
+        body = MESSAGES.body([{"role": "user", "content": blocks}])
+        said(MESSAGES, await opened.agent.post(MESSAGES.path, body), "a question in two blocks")
+        text = text_of(opened.session.asked[0].input_ids)
+    expect(_LAST in text.partition(_QUESTION)[2], f"{_QUESTION!r} and {_LAST!r} are two blocks; asked is {text!r}")
 
 
 _THOUGHT = "abba is ab"

@@ -262,11 +262,13 @@ async def unable(bench: EndpointBench) -> None:
             for what, form, more in (
                 ("a stored prompt", RESPONSES, {"prompt": {"id": "pmpt_1"}}),
                 ("a conversation that is stored", RESPONSES, {"conversation": "conv_1"}),
+                ("an item of the provider's own", RESPONSES, {"input": [_SEARCHED, RESPONSES.asked("stone?")]}),
                 ("a tool of the provider's own", RESPONSES, {"tools": [{"type": "web_search"}]}),
                 ("a tool of the provider's own", MESSAGES, {"tools": [_SEARCH]}),
             )
         ),
         ("the best of several", TEXT, {"best_of": 3}, _never),
+        ("two prompts", TEXT, {"prompt": ["stone?", "ab?"]}, lambda told, _: len(told.body["choices"]) == 2),
         ("what else was likely", CHAT, {"logprobs": True, "top_logprobs": 2}, _likely),
         ("functions", CHAT, {"functions": [add]}, lambda _told, asked: '"add"' in text_of(asked.input_ids)),
         ("echo", TEXT, {"echo": True}, lambda told, _: TEXT.text(told.body).startswith("stone?")),
@@ -293,6 +295,7 @@ def _choices() -> Iterator[tuple[Form, Any, Callable[[Told, Asked], bool]]]:  # 
         yield form, some, lambda told, _asked, form=form: bool(form.calls(told.body))  # type: ignore[misc]
 
 
+_SEARCHED = {"type": "web_search_call", "id": "ws_1", "status": "completed"}
 _SEARCH = {"type": "web_search_20250305", "name": "web_search"}
 
 

@@ -86,7 +86,7 @@ async def sampling(bench: EndpointBench) -> None:
         (MESSAGES, MESSAGES.limit),
     ):
         async with bench.opened(form) as opened:
-            for limit, due in ((3, 3), (SAMPLING.max_new_tokens + 900, SAMPLING.max_new_tokens)):
+            for limit, due in ((1, 1), (3, 3), (SAMPLING.max_new_tokens + 900, SAMPLING.max_new_tokens)):
                 opened.agent.history = [form.asked("stone?")]
                 said(form, await opened.agent.ask(**loud, **{name: limit}), form.name)
                 used = opened.session.asked[-1].sampling or SAMPLING
