@@ -320,7 +320,7 @@ async def cancelled(row: dict[str, Any], base_url: str, api_key: str) -> float:
         (leaving, EpisodeFailed, "ended with SystemExit"),
         (cancelled, EpisodeFailed, "ended with CancelledError"),
         (silent, EpisodeFailed, "asked nothing"),
-        (forcing, EpisodeFailed, r"(?s)cannot do, and nothing else.*messages: "),
+        (forcing, EpisodeFailed, r"(?s)last refused for what the endpoint cannot do.*messages: "),
         (wordy, EpisodeFailed, "returned 'good'"),
         (crashing, ZeroDivisionError, "of the agent"),
     ],

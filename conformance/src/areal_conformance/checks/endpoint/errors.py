@@ -140,24 +140,24 @@ _KINDS = {
 @family("endpoint.errors.words.{form}", FORMS, level=Level.SINGLE, law=8, spec=_ERRORS)
 async def words(bench: EndpointBench, form: Form) -> None:
     """A refusal by {form} has the shape that clients of this API read, a name of its kind and the reason in it."""
+    good, made = _body(form), dict[int, Told]()
+    async with bench.opened(form) as opened:
+        agent = opened.agent
+        made[400] = await agent.post(form.path, _body(form, **{form.limit: -1}))
+        made[401] = await agent.post(form.path, good, authorization="Bearer no-such-key", x_api_key="")
     limits = SessionLimits(max_requests=1)
     async with bench.opened(form, limits=limits, script=_failing_first(NoReplica("all are lost"))) as opened:
-        agent, good = opened.agent, _body(form)
-        made = {
-            400: await agent.post(form.path, _body(form, **{form.limit: -1})),
-            401: await agent.post(form.path, good, authorization="Bearer no-such-key", x_api_key=""),
-            503: await agent.post(form.path, good),
-            429: await agent.post(form.path, good),
-        }
-        for status, told in made.items():
-            expect(told.status == status, f"{form.path} is answered with {told.status}, not {status}: {told.body}")
-            error = told.body.get("error") if isinstance(told.body, dict) else None
-            kind = error.get("type") if isinstance(error, dict) else None
-            shown = f"{form.path}: {status} is told as {str(told.body)[:200]}"
-            expect(told.reason and isinstance(kind, str) and kind, f"{shown}, without a reason or a name of its kind")
-            if form is MESSAGES:
-                expect(told.body.get("type") == "error", f"{shown}, which Anthropic's clients know by the type error")
-                expect(kind in _KINDS[status], f"{shown}; Anthropic calls that {' or '.join(_KINDS[status])}")
+        made[503] = await opened.agent.post(form.path, good)
+        made[429] = await opened.agent.post(form.path, good)
+    for status, told in made.items():
+        expect(told.status == status, f"{form.path} is answered with {told.status}, not {status}: {told.body}")
+        error = told.body.get("error") if isinstance(told.body, dict) else None
+        kind = error.get("type") if isinstance(error, dict) else None
+        shown = f"{form.path}: {status} is told as {str(told.body)[:200]}"
+        expect(told.reason and isinstance(kind, str) and kind, f"{shown}, without a reason or a name of its kind")
+        if form is MESSAGES:
+            expect(told.body.get("type") == "error", f"{shown}, which Anthropic's clients know by the type error")
+            expect(kind in _KINDS[status], f"{shown}; Anthropic calls that {' or '.join(_KINDS[status])}")
 
 
 @check("endpoint.errors.paths", level=Level.SINGLE, law=8, spec=_ERRORS)
@@ -267,7 +267,6 @@ async def unable(bench: EndpointBench) -> None:
                 ("a tool of the provider's own", MESSAGES, {"tools": [_SEARCH]}),
             )
         ),
-        ("the best of several", TEXT, {"best_of": 3}, _never),
         ("two prompts", TEXT, {"prompt": ["stone?", "ab?"]}, lambda told, _: len(told.body["choices"]) == 2),
         ("what else was likely", CHAT, {"logprobs": True, "top_logprobs": 2}, _likely),
         ("functions", CHAT, {"functions": [add]}, lambda _told, asked: '"add"' in text_of(asked.input_ids)),

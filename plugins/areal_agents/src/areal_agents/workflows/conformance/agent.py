@@ -58,16 +58,16 @@ async def tells(row: Mapping[str, Any], base_url: str, api_key: str) -> Any:
     """
     import aiohttp
 
+    worth, how = row["worth"], row["how"]
     await asks(row, base_url, api_key)
-    worth = row["worth"]
-    if row["how"] == "call":
+    if how == "call":
         headers = {"Authorization": f"Bearer {api_key}"}
         async with (
             aiohttp.ClientSession(headers=headers) as http,
             http.post(f"{base_url}/reward", json={"reward": worth}) as response,
         ):
             response.raise_for_status()
-    return {"number": worth, "mapping": {"reward": worth, "part": 0.0}}.get(row["how"])
+    return {"number": worth, "mapping": {"reward": worth, "part": 0.0}}.get(how)
 
 
 _PROGRAM = f"""
