@@ -140,7 +140,10 @@ RESPONSES = Form(
         if item["type"] == "function_call"
     ],
     thoughts=lambda answer: "".join(
-        part["text"] for item in answer["output"] if item["type"] == "reasoning" for part in item.get("content") or ()
+        part["text"]
+        for item in answer["output"]
+        if item["type"] == "reasoning"
+        for part in item.get("content") or item.get("summary") or ()
     ),
     tool=lambda function: {"type": "function", **function},
     result=lambda call, text: {"type": "function_call_output", "call_id": call, "output": text},

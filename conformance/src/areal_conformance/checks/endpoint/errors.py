@@ -305,8 +305,8 @@ def _never(_told: Told, _asked: Asked) -> bool:
 
 def _likely(told: Told, _asked: Asked) -> bool:
     """Tell whether each token of an answer stands beside others."""
-    inside = told.body["choices"][0]["logprobs"] or {}
-    return all(len(one["top_logprobs"]) == 2 for one in inside["content"])
+    of_tokens = (told.body["choices"][0].get("logprobs") or {}).get("content") or ()
+    return bool(of_tokens) and all(one.get("top_logprobs") for one in of_tokens)
 
 
 def _goes_on_with(text: str) -> Callable[[Told, Asked], bool]:

@@ -91,10 +91,11 @@ def _of_tensors() -> int:
     """Return the bytes of all tensors that this process has, those that share memory counted once."""
     storages = {}
     for one in gc.get_objects():
-        if issubclass(type(one), torch.Tensor) and one.device.type == CPU and one.layout == torch.strided:
-            with contextlib.suppress(RuntimeError, NotImplementedError):  # one without a storage, as a fake one
-                storage = one.untyped_storage()
-                storages[storage.data_ptr()] = storage.nbytes()
+        if issubclass(type(one), torch.Tensor):
+            with contextlib.suppress(Exception):  # one without a storage, or of somebody else's making
+                if one.device.type == CPU and one.layout == torch.strided:
+                    storage = one.untyped_storage()
+                    storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
 
 
