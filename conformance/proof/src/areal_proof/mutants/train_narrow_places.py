@@ -85,12 +85,12 @@ def _of_the_first(identity: Callable[..., dict[str, Any]]) -> Callable[..., dict
     return told
 
 
-def _merged_in(dtype_of: Callable[..., Any]) -> AbstractContextManager[None]:
-    """Merge an adapter that was rounded to what is sent before it was added. Any: of torch."""
+def _rounded_first() -> AbstractContextManager[None]:
+    """Merge an adapter that was rounded to what is sent before it was added. Any: a model, and an iterator."""
     merged = lora.merged_tensors
 
     def coarse(held: Any, gather: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Any:
-        return merged(held, lambda part: dtype_of(gather(part), dtype), dtype)
+        return merged(held, lambda part: gather(part).to(dtype).float(), dtype)
 
     return put(lora, merged_tensors=coarse)
 
@@ -179,7 +179,7 @@ ROWS = breaks.rows(
     row("BaseKnownByOne", "Knows the base that an adapter's state is over by its first tensor.",
         "train.lora.state_of_base", start=within(lambda: put(lora, identity=_of_the_first(lora.identity)))),
     row("AdapterRoundedFirst", "Merges A and B as they are when they were rounded to what is sent.",
-        "train.lora.rounded_once", send_weights=within(lambda: _merged_in(lambda part, dtype: part.to(dtype).float()))),
+        "train.lora.rounded_once", send_weights=within(_rounded_first)),
     row("AddedTokensLost", "Saves no added_tokens.json.", "train.save.companions",
         save_weights=within(lambda: _without("added_tokens.json"))),
     row("GoesOnWithWeightsOfTheKilled", "Writes weights to what a save that was killed had written.",

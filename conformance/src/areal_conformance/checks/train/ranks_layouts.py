@@ -102,9 +102,8 @@ def four_uneven(bench: TrainBench) -> None:
         raise Exempt("no axis along which ranks share heads or words is claimed")
     for letter in axes:
         refused_or_right(bench, {"d": 1, letter: 4}, {"hidden": 64, "heads": 8, "kv_heads": 2}, {}, num_ranks=4)
-    words = [{"d": 2, "t": 2}] if "t" in axes and bench.target.claimed(CLAIMS["d"]) else []
-    for layout in words:
-        refused_or_right(bench, layout, {"hidden": 32, "vocab_size": 67}, {}, num_ranks=4)
+    if "t" in axes and bench.target.claimed(CLAIMS["d"]):
+        refused_or_right(bench, {"d": 2, "t": 2}, {"hidden": 32, "vocab_size": 67}, {}, num_ranks=4)
 
 
 @family("train.ranks.refuse.{axis}", REFUSED, unless=("parallel.{axis}",), **_refuses.keywords)
