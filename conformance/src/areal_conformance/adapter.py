@@ -234,4 +234,5 @@ class Adapter:
     reuse: bool = True
     """Whether one started inference engine may serve many checks; at rest, with its weights restored."""
     slow_start: bool = False
-    """Whether a start costs so much that more engines are kept, and pair checks too share theirs, weights restored."""
+    """Whether a start costs so much that more engines are kept, and pair checks too share theirs, weights restored.
+    Its checks are made one at a time unless `--jobs` says otherwise: processes beside each other share nothing."""

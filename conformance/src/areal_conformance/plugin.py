@@ -36,7 +36,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--areal-contract", metavar="X.Y", default="", help="only rules of this version of the contract")
     group.addoption("--areal-zoo", metavar="N", type=int, default=0, help="models drawn of each family (default a few)")
     # How `areal conformance run` follows the run in its child processes, and the command it was given.
-    group.addoption("--areal-after", metavar="ID", default="", help="begin behind this check")
+    group.addoption("--areal-jobs", metavar="N", type=int, default=0, help="processes that make checks at once")
+    group.addoption(
+        "--areal-claims", metavar="DIR", default="", help="make no check that another process has claimed there"
+    )
     group.addoption("--areal-journal", metavar="FILE", default="", help="write progress there, one line at a time")
     group.addoption("--areal-command", metavar="TEXT", default="", help="the command to show in the report")
 

@@ -64,7 +64,7 @@ def start_run(config: pytest.Config) -> None:
             raise pytest.UsageError(told) from error
         raise
     if journal is not None:
-        journal.write(opened=plan.record, planned=[check.id for check in plan.checks])
+        journal.write(opened=plan.record, planned=[check.id for check in plan.checks], jobs=plan.jobs)
     run = RunPlugin(plan, suite, journal, config)
     config.stash[_STASH] = run
     config.pluginmanager.register(run, "areal-conformance-run")
@@ -84,7 +84,7 @@ def _asked(config: pytest.Config) -> Asked:
         imports=option("areal_import"),
         ledger=option("areal_ledger"),
         failed_in=option("areal_only_failed"),
-        after=option("areal_after"),
+        jobs=option("areal_jobs"),
         patience=option("areal_patience"),
         contract=option("areal_contract"),
         zoo=option("areal_zoo"),
@@ -111,6 +111,16 @@ class RunPlugin:
         if module_path != Path(__file__).with_name(COLLECTED):
             return None
         return CheckFile.from_parent(parent, path=module_path)
+
+    def claims(self, check: Check) -> bool:
+        """Whether the check is this process's to make: among several the first that asks has it, for good."""
+        folder = self._config.getoption("areal_claims")
+        if folder:
+            try:
+                Path(folder, check.id).touch(exist_ok=False)
+            except FileExistsError:
+                return False
+        return True
 
     def make(self, check: Check) -> Row:
         """Make one check, and hold what came to the ledger."""
@@ -205,6 +215,8 @@ class CheckItem(pytest.Item):
 
     def runtest(self) -> None:
         """Make the check and tell pytest how it ended."""
+        if not self.config.stash[_STASH].claims(self.check):
+            return
         row = self.config.stash[_STASH].make(self.check)
         self.user_properties.append((_PROPERTY, plain(row)))
         if self.config.stash[_STASH].stops_behind(self.check):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -98,7 +99,7 @@ def test_bad_input_exits_with_2(tmp_path: Path, words: tuple[str, ...], told: st
 
 def test_the_command_line_names_its_own_configuration(tmp_path: Path) -> None:
     """No file of the host is looked for."""
-    words = arguments_of(Asked(backend="x", role="infer", only=("infer.a.b",)), tmp_path / "j", "areal ...")
+    words = arguments_of(Asked(backend="x", role="infer", only=("infer.a.b",)), "areal ...")
 
     for word in ("-P", "--noconftest", "no:cacheprovider", "--areal-check=infer.a.b", "--areal-role=infer"):
         assert word in words
@@ -113,32 +114,48 @@ Child = Callable[..., tuple[Story, str]]
 
 @pytest.fixture
 def child(tmp_path: Path, make: Any, offer: Any) -> Child:
-    """Return a function that follows a process which writes one line and then does something to itself."""
+    """Return a function that follows processes which write one line and then do something to themselves.
 
-    def followed(line: str, then: str, *more: str) -> tuple[Story, str]:
+    `then` may `put` lines, and `claim` checks as the suite does.
+    """
+    helpers = """
+import json, os, signal, sys, time
+claims, journal = (word.partition("=")[2] for word in sys.argv[-2:])
+f = open(journal, "a")
+def put(**line): f.write(json.dumps(line) + "\\n"); f.flush()
+def done(row): put(ended=dict(id=row, title="t", law=7, spec="s", level=1, tier="core", outcome="pass"))
+def claim(row):
+    try: os.close(os.open(os.path.join(claims, row), os.O_CREAT | os.O_EXCL))
+    except FileExistsError: return False
+    put(began=row, limit_s=60)
+    return True
+"""
+
+    def followed(line: str, then: str, *more: str, jobs: int = 1) -> tuple[Story, str]:
         suite = offer(make("a.one"), make("a.two"), *map(make, more))
         asked = Asked(backend="toy", role="workflow")
         plan = make_plan(asked, suite, now=datetime.now().astimezone(), command="c")
-        path = tmp_path / "journal.jsonl"
-        journal = Journal(path)
-        journal.write(opened=plan.record, planned=[check.id for check in plan.checks])
+        journal = Journal(tmp_path / "journal-0.jsonl")
+        journal.write(opened=plan.record, planned=[check.id for check in plan.checks], jobs=jobs)
         journal.close()
-        code = f"import os, signal; f = open({str(path)!r}, 'a'); f.write({line!r}); f.flush(); {then}"
+        for number in range(1, jobs):
+            shutil.copy(tmp_path / "journal-0.jsonl", tmp_path / f"journal-{number}.jsonl")
+        code = f"{helpers}\nf.write({line!r}); f.flush()\n{then}"
         with (tmp_path / "log").open("wb") as log:
-            return follow([sys.executable, "-c", code], os.environ, path, log, lambda story: None)
+            return follow([sys.executable, "-c", code], os.environ, tmp_path, log, lambda story: None, worth=1)
 
     return followed
 
 
 def test_a_process_that_dies_leaves_an_incomplete_record(child: Child) -> None:
-    """The check that ran is named; the others are missing."""
-    story, ended = child(json.dumps({"began": "workflow.a.one", "limit_s": 60}) + "\n", "os._exit(3)")
+    """The last check is named as what ran; it is missing, and no process goes on for nothing."""
+    story, ended = child("", "claim('workflow.a.one'); done('workflow.a.one'); claim('workflow.a.two'); os._exit(3)")
     record = _closed(story, ended, 1.0)
 
     assert record.verdict == "incomplete"
-    assert "2 missing" in record.line
-    assert "it exited with 3" in record.checks[0].message
-    assert "while workflow.a.one ran" in record.notes[-1]
+    assert "1 missing" in record.line
+    assert "it exited with 3" in record.checks[1].message
+    assert record.notes == ("the process that ran the checks failed: it exited with 3, while workflow.a.two ran",)
 
 
 def test_a_run_that_a_person_stopped_blames_nobody(child: Child) -> None:
@@ -161,13 +178,12 @@ def test_ctrl_c_is_heard_whatever_the_process_does_then(tmp_path: Path, offer: A
 
     held = [Ends()]
     opened = make_plan(Asked(backend="toy", role="workflow"), offer(make("a.one")), now=datetime.now(), command="c")
-    path = tmp_path / "journal.jsonl"
-    journal = Journal(path)
+    journal = Journal(tmp_path / "journal-0.jsonl")
     journal.write(opened=opened.record, planned=["workflow.a.one"])
     journal.close()
     with (tmp_path / "log").open("wb") as log:
         words = [sys.executable, "-c", "import time; time.sleep(60)"]
-        _, ended = follow(words, os.environ, path, log, lambda _: held.clear())
+        _, ended = follow(words, os.environ, tmp_path, log, lambda _: held.clear())
 
     assert ended == INTERRUPTED
 
@@ -201,29 +217,33 @@ def test_a_process_that_is_killed_is_told_by_its_signal(child: Child) -> None:
 
 def test_a_process_that_goes_silent_is_killed(child: Child) -> None:
     """Beyond every limit of the check that runs: not even its deadline was kept."""
-    story, ended = child(json.dumps({"began": "workflow.a.one", "limit_s": 0.2}) + "\n", "signal.pause()")
+    story, ended = child(
+        "",
+        """
+for row in ("workflow.a.one", "workflow.a.two"):
+    if claim(row):
+        put(began=row, limit_s=0.2)
+        signal.pause()
+""",
+    )
     record = _closed(story, ended, 1.0)
 
     assert "said nothing" in ended
-    assert record.checks[0].outcome is Outcome.NOT_RUN
-    assert "law 9" in record.checks[0].message
+    assert [row.outcome for row in record.checks] == [Outcome.NOT_RUN, Outcome.NOT_RUN]
+    assert all("law 9" in row.message for row in record.checks)
 
 
 def test_a_fresh_process_goes_on_behind_what_was_given_up(child: Child) -> None:
     """Behind a check that missed its deadline and behind one that took its process with it; each process is told."""
     then = """
-import json, sys
-def put(**line): f.write(json.dumps(line) + '\\n'); f.flush()
-def done(row): put(ended=dict(id=row, title='t', law=7, spec='s', level=1, tier='core', outcome='pass'))
-after = sys.argv[-1].partition('=')[2]
-if not after:
-    put(began='workflow.a.one', limit_s=60); done('workflow.a.one'); put(again='workflow.a.one')
-elif after == 'workflow.a.one':
-    put(began='workflow.a.two', limit_s=60); os.kill(os.getpid(), signal.SIGSEGV)
-elif after == 'workflow.a.two':
-    put(began='workflow.b.one', limit_s=60); done('workflow.b.one'); put(closed=True)
+if claim("workflow.a.one"):
+    done("workflow.a.one"); put(again="workflow.a.one")
+elif claim("workflow.a.two"):
+    os.kill(os.getpid(), signal.SIGSEGV)
+elif claim("workflow.b.one"):
+    done("workflow.b.one"); put(closed=True)
 """
-    story, ended = child("", f"exec({then!r})", "b.one")
+    story, ended = child("", then, "b.one")
     record = _closed(story, ended, 1.0)
 
     assert (ended, story.closed) == ("", True)
@@ -234,6 +254,41 @@ elif after == 'workflow.a.two':
     }
     assert "it was ended by SIGSEGV" in record.checks[1].message
     assert record.notes[-1] == "a fresh process went on behind workflow.a.two: it was ended by SIGSEGV"
+
+
+def test_processes_beside_each_other_share_the_checks(child: Child) -> None:
+    """Each check is made once, by whoever is free; one process that dies is followed by another, the rest go on."""
+    then = """
+for row in ("workflow.a.one", "workflow.a.two", "workflow.b.one", "workflow.b.two"):
+    if claim(row):
+        while row == "workflow.a.one" and len(os.listdir(claims)) < 4: time.sleep(0.01)  # the others are another's
+        if row == "workflow.b.one": os.kill(os.getpid(), signal.SIGSEGV)
+        done(row)
+put(closed=True)
+"""
+    story, ended = child("", then, "b.one", "b.two", jobs=2)
+    record = _closed(story, ended, 1.0)
+
+    assert (ended, story.closed) == ("", True)
+    assert [str(row.outcome) for row in record.checks] == ["pass", "pass", "not-run", "pass"]
+    assert len(story.rows) == 4
+    assert record.notes == ("a fresh process went on behind workflow.b.one: it was ended by SIGSEGV",)
+
+
+def test_processes_that_die_at_the_end_are_all_told(child: Child) -> None:
+    """Two that are lost in the last two checks: both rows and both ends are there."""
+    then = """
+for row in ("workflow.a.one", "workflow.a.two"):
+    if claim(row):
+        while len(os.listdir(claims)) < 2: time.sleep(0.01)
+        os._exit(3 if row == "workflow.a.one" else 4)
+"""
+    story, ended = child("", then, jobs=2)
+    record = _closed(story, ended, 1.0)
+
+    assert "it exited with 3, while workflow.a.one ran" in ended
+    assert "it exited with 4, while workflow.a.two ran" in ended
+    assert all("the process of the check is gone" in row.message for row in record.checks)
 
 
 def test_a_torn_line_waits_for_its_end(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""The process that makes the checks: pytest, with the suite's configuration and nothing of the host's.
+"""The processes that make the checks: pytest, with the suite's configuration and nothing of the host's.
 
-Knows: its command line, its environment, and when it must be given up.
-Does not know: what its journal says, beyond whether it still goes on, and where a fresh process has to.
+Knows: their command line, their environment, when one must be given up, and when a fresh one has to go on.
+Does not know: what their journals say beyond that.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -36,11 +37,13 @@ END_LIMIT_S = 30.0
 END_S = 10.0
 MOST_PROCESSES = 30
 """A backend that ends every process it is checked in is not tried for ever."""
+WORTH = 30
+"""Checks that must be left for one more process: it takes as long to start as most of them together."""
 INTERRUPTED = "the run was interrupted"
 """What `follow` returns where a person stopped the run."""
 
 
-def arguments_of(asked: Asked, journal: Path, command: str) -> list[str]:
+def arguments_of(asked: Asked, command: str) -> list[str]:
     """Return the command line: no ini file, conftest, plugin or cache of the host has a say in it.
 
     `-P` keeps the current folder off the import path, as it is for the `areal` command itself.
@@ -59,14 +62,15 @@ def arguments_of(asked: Asked, journal: Path, command: str) -> list[str]:
         "--areal-only-failed": asked.failed_in,
         "--areal-patience": f"{asked.patience:g}",
         "--areal-contract": asked.contract,
-        "--areal-after": asked.after,
         "--areal-zoo": str(asked.zoo),
-        "--areal-journal": str(journal),
+        "--areal-jobs": str(asked.jobs),
         "--areal-command": command,
     }
     given = [f"{name}={value}" for name, value in options.items() if value]
     given += [f"--areal-check={key}" for key in asked.only] + [f"--areal-import={path}" for path in asked.imports]
-    plugins = ("-p", "no:cacheprovider", "-p", "areal_conformance.plugin")
+    # The last two would look through all of torch five times when the run ends, for what no check is judged by.
+    left_out = ("cacheprovider", "unraisableexception", "threadexception")
+    plugins = [word for name in left_out for word in ("-p", f"no:{name}")] + ["-p", "areal_conformance.plugin"]
     return [sys.executable, "-P", "-m", "pytest", *flags, *plugins, *given, "--pyargs", "areal_conformance"]
 
 
@@ -84,35 +88,140 @@ def environment_of(host: Mapping[str, str]) -> dict[str, str]:
 def follow(
     arguments: list[str],
     environment: Mapping[str, str],
-    journal: Path,
+    folder: Path,
     output: IO[bytes],
     tell: Callable[[Story], None],
+    worth: int = WORTH,
 ) -> tuple[Story, str]:
-    """Run the process to its end; return its story, and what ended it if it did not end by itself.
+    """Run processes that make the checks; return their story, and what ended it if it did not end by itself.
 
-    A check that was given up, or took its process with it, is in nobody's way: a fresh process goes on behind it.
-    `tell` is called after every change, and often in between.
+    The first says how many there may be; another one begins where `worth` checks are left, and each makes the next one
+    that nobody has claimed in `folder`. A check that was given up, or took its process with it, is in nobody's way: a
+    fresh process goes on with the rest. `tell` is called after every change, and often in between.
     """
-    story, reader = Story(), Reader(journal)
-    behind: list[str] = []
+    story = Story()
+    claims = folder / "claims"
+    claims.mkdir(exist_ok=True)
+    lanes: list[_Lane] = []
+
+    def begin() -> None:
+        journal = folder / f"journal-{len(lanes)}.jsonl"
+        words = [*arguments, f"--areal-claims={claims}", f"--areal-journal={journal}"]
+        lane = _Lane(words, environment, journal, output, claims, Story(rows=story.rows, notes=story.notes))
+        lanes.append(lane)
+
     with _stops() as stops:
-        for _ in range(MOST_PROCESSES):
-            story.again = ""
-            words = [*arguments, *(f"--areal-after={check}" for check in behind[-1:])]
-            ended = _one(words, environment, reader, story, output, tell, stops)
-            if stops and not story.closed:
-                ended = INTERRUPTED
-                break
-            check = story.again or (story.running if ended else "")
-            if check in ("", *story.planned[-1:], *behind):
-                break
-            if story.running:
-                _lost(story, ended)
-            behind.append(check)
-        else:
-            ended = f"{MOST_PROCESSES} processes were given up"
+        begin()
+        try:
+            while [lane for lane in lanes if lane.goes_on()] and not stops:
+                _together(story, [lane.story for lane in lanes])
+                tell(story)
+                if len(lanes) < story.jobs and len(story.planned) - len(story.rows) >= worth:
+                    begin()
+                time.sleep(POLL_S)
+        finally:
+            for lane in lanes:
+                lane.end()
+    _together(story, [lane.story for lane in lanes])
     tell(story)
+    ended = INTERRUPTED if stops and not story.closed else "; ".join(lane.ended for lane in lanes if lane.ended)
     return story, ended
+
+
+def _together(story: Story, parts: Sequence[Story]) -> None:
+    """Put what processes beside each other tell into one story; its rows and notes are theirs already."""
+    first = parts[0]
+    story.record, story.planned, story.jobs = first.record, first.planned, first.jobs
+    story.running = ", ".join(part.running for part in parts if part.running)
+    story.refused = next((part.refused for part in parts if part.refused), "")
+    story.closed = all(part.closed for part in parts)
+
+
+class _Lane:
+    """One process after another, each of which goes on where the one before was given up."""
+
+    def __init__(
+        self,
+        arguments: list[str],
+        environment: Mapping[str, str],
+        journal: Path,
+        output: IO[bytes],
+        claims: Path,
+        story: Story,
+    ) -> None:
+        self.story = story
+        self.ended = ""
+        """What ended the last process, if it did not end by itself."""
+        self._over = False
+        self._claims = claims
+        self._reader = Reader(journal)
+        self._start = partial(
+            subprocess.Popen,
+            arguments,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        self._num_processes = 0
+        self._begin()
+
+    def goes_on(self) -> bool:
+        """Take in what the process tells; put a fresh one in the place of one that ended before the checks did."""
+        if not self._over and (ended := self._ended()) is not None:
+            self.end()
+            self._over = True
+            self._after(ended)
+        return not self._over
+
+    def end(self) -> None:
+        """Leave no process of the child's group, and take in its last words. Idempotent."""
+        _end(self._process)
+        self._take()
+
+    def _after(self, ended: str) -> None:
+        """Go on with the rest, if the process was given up or taken by a check; that one has no outcome."""
+        story = self.story
+        lost = story.running if ended else ""
+        if lost:
+            _lost(story, ended)
+        rest = len(list(self._claims.iterdir())) < len(story.planned)
+        if not rest or not (lost or story.again):
+            self.ended = f"{ended}, while {lost} ran" if lost else ended
+        elif self._num_processes == MOST_PROCESSES:
+            self.ended = f"{MOST_PROCESSES} processes were given up"
+        else:
+            if lost:
+                story.notes.append(f"a fresh process went on behind {lost}: {ended}")
+            self._begin()
+
+    def _begin(self) -> None:
+        self._over, self.story.again = False, ""
+        self._num_processes += 1
+        self._process = self._start()
+        self._deadline = Deadline(START_LIMIT_S)
+
+    def _ended(self) -> str | None:
+        """Return what ended the process, empty if it ended by itself or is not needed any more, None if it goes on."""
+        story = self.story
+        if (code := self._process.poll()) is not None:
+            self._take()
+            if story.refused or story.again or code in (0, 1):
+                return ""
+            return f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"it exited with {code}"
+        if self._take():
+            limit = story.limit_s if story.running else END_LIMIT_S if story.again else CLOSE_LIMIT_S
+            self._deadline = Deadline(limit)
+        if self._deadline.left():
+            return None
+        return "" if story.again else f"it said nothing for {self._deadline.limit_s:.0f} s and was killed"
+
+    def _take(self) -> bool:
+        lines = self._reader.lines()
+        for line in lines:
+            self.story.take(line)
+        return bool(lines)
 
 
 def _lost(story: Story, ended: str) -> None:
@@ -121,29 +230,7 @@ def _lost(story: Story, ended: str) -> None:
     row = next(row for row in story.record.checks if row.id == story.running)
     told = f"{law_line(story.record, 9)}\nthe process of the check is gone: {ended}"
     story.rows.append(attrs.evolve(row, message=told))
-    story.notes.append(f"a fresh process went on behind {story.running}: {ended}")
     story.running = ""
-
-
-def _one(
-    arguments: list[str],
-    environment: Mapping[str, str],
-    reader: Reader,
-    story: Story,
-    output: IO[bytes],
-    tell: Callable[[Story], None],
-    stops: Sequence[int],
-) -> str:
-    """Run one process to its end and take in what it tells; return what ended it if it did not end by itself."""
-    process = subprocess.Popen(
-        arguments, env=dict(environment), stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-    )
-    try:
-        return _watch(process, story, reader, tell, stops)
-    finally:
-        _end(process)
-        for line in reader.lines():
-            story.take(line)
 
 
 @contextlib.contextmanager
@@ -179,34 +266,6 @@ def _handling(numbers: Sequence[signal.Signals], handler: Callable[[int, FrameTy
     finally:
         for number, was in before.items():
             signal.signal(number, was)
-
-
-def _watch(
-    process: subprocess.Popen[bytes],
-    story: Story,
-    reader: Reader,
-    tell: Callable[[Story], None],
-    stops: Sequence[int],
-) -> str:
-    deadline = Deadline(START_LIMIT_S)
-    while process.poll() is None:
-        if stops:
-            return INTERRUPTED
-        if lines := reader.lines():
-            for line in lines:
-                story.take(line)
-            deadline = Deadline(story.limit_s if story.running else END_LIMIT_S if story.again else CLOSE_LIMIT_S)
-        if not deadline.left():
-            return "" if story.again else f"it said nothing for {deadline.limit_s:.0f} s and was killed"
-        tell(story)
-        time.sleep(POLL_S)
-    for line in reader.lines():
-        story.take(line)
-    if story.refused or story.again or process.returncode in (0, 1):
-        return ""
-    if process.returncode < 0:
-        return f"it was ended by {signal.Signals(-process.returncode).name}"
-    return f"it exited with {process.returncode}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
-import attrs
 from cyclopts import Parameter
 from rich.console import Console
 
@@ -23,7 +22,7 @@ from areal_conformance.cli.child import INTERRUPTED, arguments_of, environment_o
 from areal_conformance.cli.live import Live
 from areal_conformance.outcome import DISTANCE, Outcome
 from areal_conformance.report import write_reports
-from areal_conformance.report.parts import FOOTER, distance, figures, law_line
+from areal_conformance.report.parts import FOOTER, distance, figures
 from areal_conformance.run.asked import LEVEL, Asked, names_one_target
 from areal_conformance.run.journal import Story
 from areal_conformance.run.ledger import REMEDIES
@@ -57,6 +56,7 @@ def run(
     patience: float = 1.0,
     contract: Word = "",
     zoo: Annotated[int, Parameter(show_default=False)] = 0,
+    jobs: Annotated[int, Parameter(show_default=False)] = 0,
     mutant: Word = "",
 ) -> int:
     """Check a backend and report the verdict.
@@ -79,6 +79,8 @@ def run(
         patience: Multiply every deadline by this: a slow or busy machine.
         contract: Check only rules of this version of the role's contract, X.Y, instead of this core's.
         zoo: Draw so many models of each family, instead of 3 to 5; 30 are every pair of what config.json can say.
+        jobs: Processes that make checks at once. If not given, one for each core up to 4; one alone on accelerators, at
+            level 5, and for a backend whose adapter says `slow_start`.
         mutant: Check this deliberately broken backend instead.
     """
     console = Console(soft_wrap=True)
@@ -98,6 +100,7 @@ def run(
             patience=patience,
             contract=contract,
             zoo=zoo,
+            jobs=jobs,
         )
         names_one_target(asked)
         if report is not None:
@@ -105,11 +108,11 @@ def run(
     except ArealError as error:
         return _refused(f"{type(error).__name__}: {error}")
     with tempfile.TemporaryDirectory(prefix="areal-conformance-run-") as scratch:
-        journal, output = Path(scratch, "journal.jsonl"), Path(scratch, "output.log")
+        folder, output = Path(scratch), Path(scratch, "output.log")
         began = time.perf_counter()
-        arguments = arguments_of(asked, journal, shlex.join(["areal", *sys.argv[1:]]))
+        arguments = arguments_of(asked, shlex.join(["areal", *sys.argv[1:]]))
         with output.open("wb") as log, Live(console) as live:
-            story, ended = follow(arguments, environment_of(os.environ), journal, log, live.tell)
+            story, ended = follow(arguments, environment_of(os.environ), folder, log, live.tell)
         said = output.read_text(encoding="utf-8", errors="replace")[-_MAX_TAIL:]
     if story.refused:
         return _refused(story.refused)
@@ -126,17 +129,12 @@ def run(
 def _closed(story: Story, ended: str, seconds: float) -> Record:
     """Judge what the child told, also where it ended early."""
     assert story.record is not None
-    rows = list(story.rows)
-    if not ended or story.closed:
-        return closed(story.record, rows, seconds, story.notes)
-    note = f"the process that ran the checks failed: {ended}" if ended != INTERRUPTED else ended
-    if story.running:
-        note += f", while {story.running} ran"
-    if story.running and ended != INTERRUPTED:
-        open_row = next(row for row in story.record.checks if row.id == story.running)
-        law = law_line(story.record, 9)
-        rows.append(attrs.evolve(open_row, message=f"{law}\nthe process of the check is gone: {ended}"))
-    return closed(story.record, rows, seconds, [*story.notes, note])
+    notes = list(story.notes)
+    if ended == INTERRUPTED:
+        notes.append(f"{ended}, while {story.running} ran" if story.running else ended)
+    elif ended:
+        notes.append(f"the process that ran the checks failed: {ended}")
+    return closed(story.record, story.rows, seconds, notes)
 
 
 def _tell(console: Console, record: Record, said: str) -> None:

@@ -47,8 +47,8 @@ class Asked:
     failed_in: str = ""
     """A report: make those of its checks that did not pass."""
     imports: tuple[str, ...] = field(default=(), converter=_paths)
-    after: str = ""
-    """Begin behind this check: a fresh process goes on with a run."""
+    jobs: int = 0
+    """Processes that make checks at once; 0 leaves it to the suite."""
     ledger: str = ""
     patience: float = field(default=1.0)
     """Multiplies every deadline."""
@@ -84,6 +84,8 @@ def names_one_target(asked: Asked) -> None:
         raise ConfigError(told, fix="give one of --backend NAME, --pair TRAIN+INFER, --mutant NAME")
     if asked.zoo < 0:
         raise ConfigError(f"--zoo {asked.zoo} is not a number of models", fix="--zoo 30, or leave it out")
+    if asked.jobs < 0:
+        raise ConfigError(f"--jobs {asked.jobs} is not a number of processes", fix="--jobs 1, or leave it out")
     if asked.ranks < 0:
         raise ConfigError(f"--ranks {asked.ranks} is not a number of ranks", fix="--ranks 1, or leave it out")
 

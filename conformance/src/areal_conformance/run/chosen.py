@@ -45,12 +45,6 @@ def chosen(only: Iterable[str], profile: Iterable[Check], every: Iterable[Check]
     return tuple(check for check in inside.values() if check.id in taken)
 
 
-def behind(after: str, checks: tuple[Check, ...]) -> tuple[Check, ...]:
-    """Return the checks that come after one; all of them where it is not among them."""
-    ids = [check.id for check in checks]
-    return checks[ids.index(after) + 1 :] if after in ids else checks
-
-
 def failed_in(report: Path, *, role: str, name: str, device: str) -> tuple[str, ...]:
     """Return the checks of a report that ended in fail, error, unexpected-pass or inconclusive.
 

@@ -1,9 +1,9 @@
 """What happened so far, one JSON line at a time, so that a crash loses nothing.
 
-    {"opened": record, "planned": ids}   {"began": id, "limit_s": 95.0}   {"ended": row}   {"noted": text}
+    {"opened": record, "planned": ids, "jobs": 2}   {"began": id, "limit_s": 95.0}   {"ended": row}   {"noted": text}
     {"refused": text, "kind": "ConfigError"}   {"closed": true}   {"again": id}
 
-The last means that the process ends and a fresh one has to go on behind that check, with the same file.
+The last means that the process ends and a fresh one has to go on with the rest, with the same file.
 
 Knows: the lines, written by the process that makes the checks and read by the one that shows them.
 Does not know: either process.
@@ -42,6 +42,8 @@ class Story:
 
     record: Record | None = None
     planned: tuple[str, ...] = ()
+    jobs: int = 1
+    """Processes that may make checks at once."""
     running: str = ""
     limit_s: float = 0.0
     rows: list[Row] = Factory(list)
@@ -55,6 +57,7 @@ class Story:
         if "opened" in line:
             if self.record is None:
                 self.record, self.planned = record_from(line["opened"]), tuple(line["planned"])
+                self.jobs = line.get("jobs", 1)
         elif "began" in line:
             self.running, self.limit_s = line["began"], line["limit_s"]
         elif "ended" in line:

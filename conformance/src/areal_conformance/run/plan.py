@@ -8,6 +8,7 @@ Does not know: how a check is made, or who drives it (`pytest_plugin`, `cli.run`
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from datetime import date, datetime
 from importlib.util import find_spec
@@ -18,8 +19,8 @@ import attrs
 from attrs import frozen
 
 from areal_conformance.check import Check
-from areal_conformance.run.asked import Asked
-from areal_conformance.run.chosen import behind, chosen, failed_in
+from areal_conformance.run.asked import LEVEL, Asked
+from areal_conformance.run.chosen import chosen, failed_in
 from areal_conformance.run.facts import claims_of, facts_of
 from areal_conformance.run.ledger import Ledger, read_ledger
 from areal_conformance.run.profile import make_profile, version_of
@@ -33,6 +34,8 @@ from areal_core.contract.version import CONTRACT, accepts, range_accepted
 from areal_core.plugins.devices import device_named
 
 LEDGER = "conformance.toml"
+MOST_JOBS = 4
+"""Processes that make checks at once where nobody says how many."""
 
 
 @frozen(kw_only=True)
@@ -42,6 +45,8 @@ class Plan:
     target: Target
     checks: tuple[Check, ...]
     """To be made, in order: all of the profile, or those asked for."""
+    jobs: int
+    """Processes that make them at once, each its next one."""
     ledger: Ledger
     record: Record
 
@@ -96,8 +101,13 @@ def make_plan(asked: Asked, suite: Suite, *, now: datetime, command: str) -> Pla
     only = asked.only
     if asked.failed_in:
         only += failed_in(Path(asked.failed_in), role=role, name=target.name, device=target.locator.device)
-    made = behind(asked.after, chosen(only, profile.checks, every))
-    return Plan(target=target, checks=made, ledger=ledger, record=record)
+    return Plan(
+        target=target,
+        checks=chosen(only, profile.checks, every),
+        jobs=asked.jobs or jobs_for(asked, target),
+        ledger=ledger,
+        record=record,
+    )
 
 
 def closed(record: Record, rows: Iterable[Row], seconds: float, notes: Iterable[str] = ()) -> Record:
@@ -114,6 +124,15 @@ def closed(record: Record, rows: Iterable[Row], seconds: float, notes: Iterable[
         seconds=round(seconds, 3),
         notes=(*record.notes, *notes),
     )
+
+
+def jobs_for(asked: Asked, target: Target) -> int:
+    """Return how many processes fit: one where a device's memory, a slow start or figures of level 5 allow no more."""
+    sides = list(target.parts.values()) or [target]
+    if target.torch_type != "cpu" or asked.level > LEVEL or any(side.adapter.slow_start for side in sides):
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_JOBS)
 
 
 def _contract(text: str, role: str) -> tuple[int, int] | None:

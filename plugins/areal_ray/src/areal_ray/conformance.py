@@ -42,5 +42,7 @@ def _start_machines() -> None:
     process.wait()
 
 
-ADAPTER = Adapter(build=_built, anchors=("ray._private.ray_constants:ENABLE_RAY_CLUSTER",), patience=4.0)
+ADAPTER = Adapter(
+    build=_built, anchors=("ray._private.ray_constants:ENABLE_RAY_CLUSTER",), patience=4.0, slow_start=True
+)
 """Ray itself takes three seconds to start, and one for each worker's relay; half a minute on a busy machine."""
