@@ -32,7 +32,7 @@ NEARLY = 0.9
 """The part of its length that a deadline must have been worth, to have been kept."""
 OTHERS = 0.2
 """The part of our processors that others must have used meanwhile: what our own processes take from each other is
-their own doing."""
+their own doing. Checks that another process of the run makes at the same time are others'."""
 FRESH_S = 0.25
 """How old a look may be that a deadline begins with."""
 _PROC = Path("/proc")

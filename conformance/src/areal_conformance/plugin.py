@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--areal-contract", metavar="X.Y", default="", help="only rules of this version of the contract")
     group.addoption("--areal-zoo", metavar="N", type=int, default=0, help="models drawn of each family (default a few)")
     # How `areal conformance run` follows the run in its child processes, and the command it was given.
-    group.addoption("--areal-jobs", metavar="N", type=int, default=0, help="processes that make checks at once")
+    group.addoption("--areal-jobs", metavar="N", type=int, default=0, help="of `areal conformance run --jobs`")
     group.addoption(
         "--areal-claims", metavar="DIR", default="", help="make no check that another process has claimed there"
     )

@@ -37,7 +37,7 @@ from areal_core.contract.version import CONTRACT
 CLOSE_S = 60.0
 OVERLOADED = (
     "the machine was overloaded: what was waited for had no processor for much of the time. "
-    "Run on a quieter machine, or with --patience 4"
+    "Run on a quieter machine, with --patience 4, or with --jobs 1 if this run was all there was"
 )
 BROKEN = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
 """What a backend may raise and must not end the run with. Ctrl-C is the user's and is let through."""

@@ -141,8 +141,7 @@ def claim(row):
         for number in range(1, jobs):
             shutil.copy(tmp_path / "journal-0.jsonl", tmp_path / f"journal-{number}.jsonl")
         code = f"{helpers}\nf.write({line!r}); f.flush()\n{then}"
-        with (tmp_path / "log").open("wb") as log:
-            return follow([sys.executable, "-c", code], os.environ, tmp_path, log, lambda story: None, worth=1)
+        return follow([sys.executable, "-c", code], os.environ, tmp_path, lambda story: None, worth=1)
 
     return followed
 
@@ -155,7 +154,7 @@ def test_a_process_that_dies_leaves_an_incomplete_record(child: Child) -> None:
     assert record.verdict == "incomplete"
     assert "1 missing" in record.line
     assert "it exited with 3" in record.checks[1].message
-    assert record.notes == ("the process that ran the checks failed: it exited with 3, while workflow.a.two ran",)
+    assert record.notes == ("a process that made checks failed: it exited with 3, while workflow.a.two ran",)
 
 
 def test_a_run_that_a_person_stopped_blames_nobody(child: Child) -> None:
@@ -181,9 +180,8 @@ def test_ctrl_c_is_heard_whatever_the_process_does_then(tmp_path: Path, offer: A
     journal = Journal(tmp_path / "journal-0.jsonl")
     journal.write(opened=opened.record, planned=["workflow.a.one"])
     journal.close()
-    with (tmp_path / "log").open("wb") as log:
-        words = [sys.executable, "-c", "import time; time.sleep(60)"]
-        _, ended = follow(words, os.environ, tmp_path, log, lambda _: held.clear())
+    words = [sys.executable, "-c", "import time; time.sleep(60)"]
+    _, ended = follow(words, os.environ, tmp_path, lambda _: held.clear())
 
     assert ended == INTERRUPTED
 
@@ -289,6 +287,28 @@ for row in ("workflow.a.one", "workflow.a.two"):
     assert "it exited with 3, while workflow.a.one ran" in ended
     assert "it exited with 4, while workflow.a.two ran" in ended
     assert all("the process of the check is gone" in row.message for row in record.checks)
+
+
+def test_one_that_cannot_go_on_leaves_the_rest_to_the_others(child: Child) -> None:
+    """What one of them says before its first check, and a check that ends its process in silence, are told."""
+    then = """
+if journal.endswith("1.jsonl"):
+    print("no memory left"); put(refused="ConfigError: no memory")
+    sys.exit(4)
+for row in ("workflow.a.one", "workflow.a.two", "workflow.b.one"):
+    if claim(row):
+        if row == "workflow.a.two": os._exit(0)
+        done(row)
+put(closed=True)
+"""
+    story, ended = child("", then, "b.one", jobs=2)
+    record = _closed(story, ended, 1.0)
+
+    assert not story.refused
+    assert [str(row.outcome) for row in record.checks] == ["pass", "not-run", "pass"]
+    assert ended == "it could not be prepared: ConfigError: no memory"
+    assert "a fresh process went on behind workflow.a.two: it exited with 0" in record.notes
+    assert story.said == "no memory left\n"
 
 
 def test_a_torn_line_waits_for_its_end(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import IO
 
 import attrs
 
@@ -39,6 +38,7 @@ MOST_PROCESSES = 30
 """A backend that ends every process it is checked in is not tried for ever."""
 WORTH = 30
 """Checks that must be left for one more process: it takes as long to start as most of them together."""
+_MAX_TAIL = 4000
 INTERRUPTED = "the run was interrupted"
 """What `follow` returns where a person stopped the run."""
 
@@ -89,15 +89,14 @@ def follow(
     arguments: list[str],
     environment: Mapping[str, str],
     folder: Path,
-    output: IO[bytes],
     tell: Callable[[Story], None],
     worth: int = WORTH,
 ) -> tuple[Story, str]:
     """Run processes that make the checks; return their story, and what ended it if it did not end by itself.
 
-    The first says how many there may be; another one begins where `worth` checks are left, and each makes the next one
-    that nobody has claimed in `folder`. A check that was given up, or took its process with it, is in nobody's way: a
-    fresh process goes on with the rest. `tell` is called after every change, and often in between.
+    The first says how many there may be. Another one begins where `worth` checks are left for each that there is, and
+    each makes the next one that nobody has claimed in `folder`. A check that was given up, or took its process with it,
+    is in nobody's way: a fresh process goes on with the rest. `tell` is called after every change, and in between.
     """
     story = Story()
     claims = folder / "claims"
@@ -105,7 +104,7 @@ def follow(
     lanes: list[_Lane] = []
 
     def begin() -> None:
-        journal = folder / f"journal-{len(lanes)}.jsonl"
+        journal, output = folder / f"journal-{len(lanes)}.jsonl", folder / f"output-{len(lanes)}.log"
         words = [*arguments, f"--areal-claims={claims}", f"--areal-journal={journal}"]
         lane = _Lane(words, environment, journal, output, claims, Story(rows=story.rows, notes=story.notes))
         lanes.append(lane)
@@ -116,13 +115,14 @@ def follow(
             while [lane for lane in lanes if lane.goes_on()] and not stops:
                 _together(story, [lane.story for lane in lanes])
                 tell(story)
-                if len(lanes) < story.jobs and len(story.planned) - len(story.rows) >= worth:
+                if len(lanes) < story.jobs and len(story.planned) - len(story.rows) >= worth * len(lanes):
                     begin()
                 time.sleep(POLL_S)
         finally:
             for lane in lanes:
                 lane.end()
     _together(story, [lane.story for lane in lanes])
+    story.said = "\n".join(lane.said() for lane in lanes if lane.ended or story.record is None)
     tell(story)
     ended = INTERRUPTED if stops and not story.closed else "; ".join(lane.ended for lane in lanes if lane.ended)
     return story, ended
@@ -133,7 +133,7 @@ def _together(story: Story, parts: Sequence[Story]) -> None:
     first = parts[0]
     story.record, story.planned, story.jobs = first.record, first.planned, first.jobs
     story.running = ", ".join(part.running for part in parts if part.running)
-    story.refused = next((part.refused for part in parts if part.refused), "")
+    story.refused = first.refused
     story.closed = all(part.closed for part in parts)
 
 
@@ -145,7 +145,7 @@ class _Lane:
         arguments: list[str],
         environment: Mapping[str, str],
         journal: Path,
-        output: IO[bytes],
+        output: Path,
         claims: Path,
         story: Story,
     ) -> None:
@@ -155,14 +155,9 @@ class _Lane:
         self._over = False
         self._claims = claims
         self._reader = Reader(journal)
+        self._output = output
         self._start = partial(
-            subprocess.Popen,
-            arguments,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
+            subprocess.Popen, arguments, env=dict(environment), stdin=subprocess.DEVNULL, start_new_session=True
         )
         self._num_processes = 0
         self._begin()
@@ -180,6 +175,10 @@ class _Lane:
         _end(self._process)
         self._take()
 
+    def said(self) -> str:
+        """Return the end of what its processes wrote."""
+        return self._output.read_text(encoding="utf-8", errors="replace")[-_MAX_TAIL:]
+
     def _after(self, ended: str) -> None:
         """Go on with the rest, if the process was given up or taken by a check; that one has no outcome."""
         story = self.story
@@ -190,7 +189,7 @@ class _Lane:
         if not rest or not (lost or story.again):
             self.ended = f"{ended}, while {lost} ran" if lost else ended
         elif self._num_processes == MOST_PROCESSES:
-            self.ended = f"{MOST_PROCESSES} processes were given up"
+            self.ended = f"{MOST_PROCESSES} processes, one after another, were given up"
         else:
             if lost:
                 story.notes.append(f"a fresh process went on behind {lost}: {ended}")
@@ -199,7 +198,8 @@ class _Lane:
     def _begin(self) -> None:
         self._over, self.story.again = False, ""
         self._num_processes += 1
-        self._process = self._start()
+        with self._output.open("ab") as output:
+            self._process = self._start(stdout=output, stderr=output)
         self._deadline = Deadline(START_LIMIT_S)
 
     def _ended(self) -> str | None:
@@ -207,7 +207,9 @@ class _Lane:
         story = self.story
         if (code := self._process.poll()) is not None:
             self._take()
-            if story.refused or story.again or code in (0, 1):
+            if story.refused:
+                return f"it could not be prepared: {story.refused}"
+            if story.again or (code in (0, 1) and not story.running):
                 return ""
             return f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"it exited with {code}"
         if self._take():

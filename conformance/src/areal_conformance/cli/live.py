@@ -39,7 +39,8 @@ class Live:
         self._console = console
         self._shown = 0
         self._opened = False
-        self._running, self._since = "", 0.0
+        self._since: dict[str, float] = {}
+        """Running check -> when that was seen."""
         self._status: Status | None = None
 
     def __enter__(self) -> Live:
@@ -71,13 +72,15 @@ class Live:
         self._print(f"{self._shown:>4}/{planned} {what} [dim]{row.seconds:.1f} s[/]", markup=True)
 
     def _now(self, story: Story) -> None:
-        if story.running != self._running:
-            self._running, self._since = story.running, time.monotonic()
+        now = time.monotonic()
+        running = story.running.split(", ") if story.running else []
+        self._since = {check: self._since.get(check, now) for check in running}
         if self._status is None:
             return
-        if story.running:
-            passed = time.monotonic() - self._since
-            self._status.update(f"{self._shown}/{len(story.planned)} {story.running} {passed:.0f} s")
+        if running:
+            oldest = min(running, key=self._since.__getitem__)
+            more = f", {len(running) - 1} more" if len(running) > 1 else ""
+            self._status.update(f"{self._shown}/{len(story.planned)} {oldest} {now - self._since[oldest]:.0f} s{more}")
         else:
             self._status.update("closing" if self._shown and self._shown == len(story.planned) else "preparing")
 

@@ -1,4 +1,4 @@
-"""`areal conformance run`: make the checks of a target in a process of their own, and say what came.
+"""`areal conformance run`: make the checks of a target in processes of their own, and say what came.
 
 Knows: the order of a run as a person sees it, and its exit codes.
 Does not know: how checks are made; that is done in the child (`pytest_plugin`).
@@ -18,7 +18,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
-from areal_conformance.cli.child import INTERRUPTED, arguments_of, environment_of, follow
+from areal_conformance.cli.child import INTERRUPTED, WORTH, arguments_of, environment_of, follow
 from areal_conformance.cli.live import Live
 from areal_conformance.outcome import DISTANCE, Outcome
 from areal_conformance.report import write_reports
@@ -37,7 +37,6 @@ Word = Annotated[str, Parameter(show_default=False)]
 Several = Parameter(consume_multiple=True, negative=(), show_default=False)
 MAX_ALIKE = 3
 """So many failures in the same words are told one by one; more are told once."""
-_MAX_TAIL = 4000
 
 
 def run(
@@ -79,8 +78,8 @@ def run(
         patience: Multiply every deadline by this: a slow or busy machine.
         contract: Check only rules of this version of the role's contract, X.Y, instead of this core's.
         zoo: Draw so many models of each family, instead of 3 to 5; 30 are every pair of what config.json can say.
-        jobs: Processes that make checks at once. If not given, one for each core up to 4; one alone on accelerators, at
-            level 5, and for a backend whose adapter says `slow_start`.
+        jobs: Processes that make checks at once. If not given, one for each core up to 4, where checks are enough; one
+            alone on accelerators, at level 5, and for a backend whose adapter says `slow_start`.
         mutant: Check this deliberately broken backend instead.
     """
     console = Console(soft_wrap=True)
@@ -108,18 +107,17 @@ def run(
     except ArealError as error:
         return _refused(f"{type(error).__name__}: {error}")
     with tempfile.TemporaryDirectory(prefix="areal-conformance-run-") as scratch:
-        folder, output = Path(scratch), Path(scratch, "output.log")
         began = time.perf_counter()
         arguments = arguments_of(asked, shlex.join(["areal", *sys.argv[1:]]))
-        with output.open("wb") as log, Live(console) as live:
-            story, ended = follow(arguments, environment_of(os.environ), folder, log, live.tell)
-        said = output.read_text(encoding="utf-8", errors="replace")[-_MAX_TAIL:]
-    if story.refused:
+        worth = 1 if jobs else WORTH
+        with Live(console) as live:
+            story, ended = follow(arguments, environment_of(os.environ), Path(scratch), live.tell, worth)
+    if story.record is None and story.refused:
         return _refused(story.refused)
     if story.record is None:
-        return _refused(f"the run could not be prepared: {ended or 'the process ended early'}\n{said}")
+        return _refused(f"the run could not be prepared: {ended or 'the process ended early'}\n{story.said}")
     record = _closed(story, ended, time.perf_counter() - began)
-    _tell(console, record, said if ended and ended != INTERRUPTED else "")
+    _tell(console, record, story.said if ended != INTERRUPTED else "")
     if report is not None:
         for path in write_reports(record, report):
             console.print(f"written: {path}", markup=False, highlight=False)
@@ -133,7 +131,7 @@ def _closed(story: Story, ended: str, seconds: float) -> Record:
     if ended == INTERRUPTED:
         notes.append(f"{ended}, while {story.running} ran" if story.running else ended)
     elif ended:
-        notes.append(f"the process that ran the checks failed: {ended}")
+        notes.append(f"a process that made checks failed: {ended}")
     return closed(story.record, story.rows, seconds, notes)
 
 

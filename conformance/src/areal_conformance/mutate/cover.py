@@ -50,6 +50,11 @@ class Coverage:
         """Return every file that some check ran."""
         return {path for files in self.lines.values() for path in files}
 
+    def uses(self, source: Source) -> bool:
+        """Whether some check runs a function of a module that has some: one that does not may be another plugin's."""
+        bodies = _bodies(source)
+        return not bodies or bool(self._running(source, bodies))
+
     def checks_at(self, source: Source, mutant: Mutant) -> tuple[str, ...]:
         """Return the passing checks that run a mutant's statement, the cheapest first.
 
@@ -106,8 +111,7 @@ def _watched(source: Source, node: Spot) -> set[int]:
     owner = source.statement(node)
     if isinstance(owner, ast.FunctionDef | ast.AsyncFunctionDef):
         return _body(owner)
-    functions = [one for one in ast.walk(source.tree) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
-    return {line for one in functions for line in _body(one)}
+    return _bodies(source)
 
 
 def _says_nothing(node: ast.stmt) -> bool:
@@ -121,6 +125,11 @@ def _says_nothing(node: ast.stmt) -> bool:
 def _head(source: Source, statement: ast.stmt) -> set[int]:
     """Return a statement's lines, without those of statements inside it."""
     return set(range(statement.lineno, source.head(statement) + 1))
+
+
+def _bodies(source: Source) -> set[int]:
+    functions = [one for one in ast.walk(source.tree) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return {line for one in functions for line in _body(one)}
 
 
 def _body(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[int]:

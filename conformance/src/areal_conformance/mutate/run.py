@@ -173,7 +173,7 @@ def _chosen(target: Target, wanted: Wanted) -> list[str]:
 
 
 def _cover(work: _Work, scope: Scope, checks: Sequence[str]) -> None:
-    """Make the checks once, and add modules that they run and nothing imports."""
+    """Make the checks once, and add modules whose functions they run and nothing imports."""
     listener, subject = work.listener, work.wanted.subject
     trace = [scope.root] if scope.root else []
     trace += [path for path in scope.modules.values() if not scope.root or not path.is_relative_to(scope.root)]
@@ -186,8 +186,8 @@ def _cover(work: _Work, scope: Scope, checks: Sequence[str]) -> None:
         work.loaded = zygote.modules
     for path in sorted(work.coverage.files()):
         name = named(scope, path)
-        if name is not None:
-            work.sources[name] = Source.read(name, path)
+        if name is not None and work.coverage.uses(source := Source.read(name, path)):
+            work.sources[name] = source
     work.coverage.in_memory = {work.sources[name].path for name in work.loaded if name in work.sources}
 
 

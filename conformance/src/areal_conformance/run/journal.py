@@ -3,7 +3,8 @@
     {"opened": record, "planned": ids, "jobs": 2}   {"began": id, "limit_s": 95.0}   {"ended": row}   {"noted": text}
     {"refused": text, "kind": "ConfigError"}   {"closed": true}   {"again": id}
 
-The last means that the process ends and a fresh one has to go on with the rest, with the same file.
+The last means that the process ends and a fresh one has to go on with the rest, with the same file. Processes beside
+each other have a file each.
 
 Knows: the lines, written by the process that makes the checks and read by the one that shows them.
 Does not know: either process.
@@ -51,6 +52,8 @@ class Story:
     notes: list[str] = Factory(list)
     closed: bool = False
     again: str = ""
+    said: str = ""
+    """The end of what failed processes wrote."""
 
     def take(self, line: dict[str, Any]) -> None:
         """Take one line in. Any: JSON."""
