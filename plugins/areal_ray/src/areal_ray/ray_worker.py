@@ -28,6 +28,8 @@ from areal_ray.versions import versions
 from areal_worker.codec import Frame, decode, encode
 
 _SIGNS_PER_DEADLINE = 4
+_STOOD_STILL = 2
+"""So many times the wait that was asked for, and this process stood still, or its link did."""
 _KILL_S = 5.0
 _UNBEGUN_S = 1.0
 _OTHER_VERSION = ("No module named", "cannot import name", "has no attribute 'begin'", "positional argument")
@@ -150,15 +152,24 @@ class RayWorker:
         return RayWire(self._relay, receive)
 
     async def _listen(self, heartbeat_timeout_s: float) -> None:
-        """Take news until the worker ended; without any for too long it is silent, and may come back."""
+        """Take news until the worker ended; without any for too long it is silent, and may come back.
+
+        The relay counts silence while this process stands still, too: such silence is told when it has lasted a whole
+        deadline before the eyes of this process.
+        """
         within_s = heartbeat_timeout_s / _SIGNS_PER_DEADLINE
+        unseen_s = 0.0
         while self._status.state is not WorkerState.ENDED:
             asking = asyncio.ensure_future(self._relay.news.remote(within_s))
+            asked = time.monotonic()
             try:
                 done, _ = await asyncio.wait({asking}, timeout=heartbeat_timeout_s)
                 if not done:
                     self._become(attrs.evolve(self._status, state=WorkerState.SILENT, log_tail=self._tail()))
-                self._hear(await asking)
+                news = await asking
+                waited_s = time.monotonic() - asked
+                unseen_s = heartbeat_timeout_s if waited_s > _STOOD_STILL * within_s else max(unseen_s - waited_s, 0.0)
+                self._hear(news, believed=unseen_s == 0.0)
             except RayError as error:
                 last = f"its host {self.host} or the relay on it was lost: {_brief(error)}"
                 tail = (*self._tail(), last)
@@ -166,11 +177,15 @@ class RayWorker:
             finally:
                 asking.cancel()
 
-    def _hear(self, news: News) -> None:
+    def _hear(self, news: News, *, believed: bool) -> None:
+        """Take news in; silence that is not believed yet changes nothing."""
         self._write_log(news.log)
         for message in news.messages:
             self._receives(unpacked(message, num_plain=2))
-        self._become(attrs.evolve(decode([news.status]), log_path=str(self._log_path)))
+        status = attrs.evolve(decode([news.status]), log_path=str(self._log_path))
+        if status.state is WorkerState.SILENT and not believed:
+            status = attrs.evolve(status, state=self._status.state)
+        self._become(status)
 
     def _become(self, status: WorkerStatus) -> None:
         before, self._status = self._status.state, status
