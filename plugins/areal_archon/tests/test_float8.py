@@ -29,8 +29,9 @@ from areal_torch.testing.ranks import run_ranks
 pytest.importorskip("torchao")
 
 RECIPES = ("tensorwise", "rowwise")
-MEAN_GAP = {"tensorwise": 0.25, "rowwise": 0.2}
-"""Nats between the log-probs of a tiny model, on average: e4m3 rounds by up to 1/16, and a row here has 64 numbers."""
+MEAN_GAP = 0.25
+"""Nats between the log-probs of a tiny model, on average: e4m3 rounds by up to 1/16, and a row here has 64 numbers. In
+bfloat16 processors add up in orders of their own: by rows it is just above 0.2 on one and below it on another."""
 LEAST_COSINE = 0.85
 """Between the gradients of a parameter."""
 SHAPE = ModelShape(
@@ -95,7 +96,7 @@ def test_scores_and_gradients_are_near_those_of_full_precision(
     on_mask = batch_of_eight().tokens["loss_mask"]
 
     gap = float((rounded - scores).abs()[on_mask].mean())
-    assert 0.01 < gap < MEAN_GAP[recipe]
+    assert 0.01 < gap < MEAN_GAP
     for name, gradient in noisy.items():
         assert gradient.isfinite().all(), name
         cosine = float(torch.cosine_similarity(gradient.flatten(), gradients[name].flatten(), 0))
@@ -222,7 +223,7 @@ def test_two_ranks_are_as_near_to_full_precision_as_one(tmp_path: Path) -> None:
         for rank in ranks:
             scores, rounded = (torch.tensor(column) for column in rank[case]["scores"])
             gap = float((rounded - scores).abs()[scores != 0].mean())
-            assert 0.01 < gap < 2 * MEAN_GAP["rowwise"], case
+            assert 0.01 < gap < 2 * MEAN_GAP, case
         names = {name for rank in ranks for name in rank[case]["products"]}
         for name in names:
             parts = torch.tensor([rank[case]["products"][name] for rank in ranks if name in rank[case]["products"]])
