@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -156,9 +155,7 @@ class _Lane:
         self._claims = claims
         self._reader = Reader(journal)
         self._output = output
-        self._start = partial(
-            subprocess.Popen, arguments, env=dict(environment), stdin=subprocess.DEVNULL, start_new_session=True
-        )
+        self._arguments, self._environment = arguments, dict(environment)
         self._num_processes = 0
         self._begin()
 
@@ -199,7 +196,14 @@ class _Lane:
         self._over, self.story.again = False, ""
         self._num_processes += 1
         with self._output.open("ab") as output:
-            self._process = self._start(stdout=output, stderr=output)
+            self._process = subprocess.Popen(
+                self._arguments,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
         self._deadline = Deadline(START_LIMIT_S)
 
     def _ended(self) -> str | None:
