@@ -29,7 +29,7 @@ from areal_worker.codec import Frame, decode, encode
 
 _SIGNS_PER_DEADLINE = 4
 _STOOD_STILL = 2
-"""So many times the wait that was asked for, and this process stood still, or its link did."""
+"""A wait so many times as long as was asked for: this process stood still, or its link did."""
 _KILL_S = 5.0
 _UNBEGUN_S = 1.0
 _OTHER_VERSION = ("No module named", "cannot import name", "has no attribute 'begin'", "positional argument")
@@ -164,6 +164,8 @@ class RayWorker:
             asked = time.monotonic()
             try:
                 done, _ = await asyncio.wait({asking}, timeout=heartbeat_timeout_s)
+                if not done and time.monotonic() - asked > heartbeat_timeout_s + within_s:
+                    done, _ = await asyncio.wait({asking}, timeout=heartbeat_timeout_s)  # not the relay was late
                 if not done:
                     self._become(attrs.evolve(self._status, state=WorkerState.SILENT, log_tail=self._tail()))
                 news = await asking
