@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import json
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -328,3 +330,24 @@ def test_tokens_of_a_message_are_counted_without_asking() -> None:
 def test_a_tool_is_written_as_models_are_shown_it() -> None:
     """Name, description, parameters, as transformers and servers of models write them: the order is tokens."""
     assert list(tool("add", "Add.", {"type": "object"})["function"]) == ["name", "description", "parameters"]
+
+
+def test_a_session_may_be_over_at_any_moment_of_a_request() -> None:
+    """Also between two steps of answering it, of which the second is then never begun, nor left to be awaited."""
+
+    async def body() -> set[int]:
+        told = set()
+        for steps in range(40):
+            async with asking(Scripted(f"3{END}")) as (client, opened):
+                request = asyncio.create_task(client.post("/chat/completions", json=CHAT))
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                opened.close()
+                told.add((await request).status_code)
+        return told
+
+    with warnings.catch_warnings(record=True, action="always") as warned:
+        told = asyncio.run(body())
+        gc.collect()
+    assert told == {200, 401}
+    assert [str(each.message) for each in warned] == []

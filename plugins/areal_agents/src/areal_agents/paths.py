@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from attrs import frozen
@@ -127,7 +127,7 @@ async def _outcome(request: Request, session: AgentSession, api: Api[B], body: B
     """Return the answers, or why there are none; cancelled when the client goes away or the session is over."""
     try:
         ask = api.asked(body, session)
-        replies = await session.during(_connected(request, answer(session, ask)))
+        replies = await session.during(_connected(request, lambda: answer(session, ask)))
         api.answered(body, ask, replies, session)
         return replies
     except NotDone as error:
@@ -147,9 +147,9 @@ async def _outcome(request: Request, session: AgentSession, api: Api[B], body: B
         return Problem(status=503, message=error.what if isinstance(error, ArealError) else type(error).__name__)
 
 
-async def _connected(request: Request, work: Coroutine[Any, Any, T]) -> T:  # Any: as coroutines have it
-    """Await work for as long as its client does."""
-    working, gone = asyncio.create_task(work), asyncio.create_task(_disconnected(request))
+async def _connected(request: Request, work: Callable[[], Coroutine[Any, Any, T]]) -> T:  # Any: as coroutines have it
+    """Await work for as long as its client does; it is not begun if the session is over before."""
+    working, gone = asyncio.create_task(work()), asyncio.create_task(_disconnected(request))
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
