@@ -6,6 +6,7 @@ Does not know: how a run is prepared (`run.plan`), made (`session`) or judged (`
 
 from __future__ import annotations
 
+import gc
 import shlex
 import time
 import warnings
@@ -136,6 +137,8 @@ class RunPlugin:
             if self._session is None:
                 if self.plan.target.role == "train" and any(one.ranks > 1 for one in self.plan.checks):
                     fork_server()  # it gets ready while checks of one rank run
+                if self._journal is not None:
+                    gc.freeze()  # a process of its own: libraries stay, and collections need not walk them
                 self._session = self._suite.session(self.plan.target)
             with warnings.catch_warnings():
                 warnings.simplefilter("default")  # a host's filterwarnings = error must not fail a backend

@@ -14,9 +14,8 @@ import stat
 import struct
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 _ATTACH_FILTER, _DETACH_FILTER = 26, 27
 """Of linux/socket.h; Python has no names for them."""
@@ -36,11 +35,10 @@ def no_newcomers() -> Iterator[None]:
     if not _can_be_shut():
         yield
         return
-    before = set(listening_sockets())
+    before = _sockets()
     yield
-    for inode, descriptor in listening_sockets().items():
-        if inode not in before:
-            drop_newcomers(descriptor)
+    for descriptor in listening_sockets(but=before).values():
+        drop_newcomers(descriptor)
 
 
 @contextmanager
@@ -54,9 +52,9 @@ def left_listening() -> Iterator[list[int]]:
         yield found
         return
     with _one_at_a_time:
-        before = set(listening_sockets())
+        before = _sockets()
         yield found
-        found += [descriptor for inode, descriptor in listening_sockets().items() if inode not in before]
+        found += listening_sockets(but=before).values()
 
 
 def _can_be_shut() -> bool:
@@ -64,20 +62,29 @@ def _can_be_shut() -> bool:
     return not lazy and sys.platform.startswith("linux")
 
 
-def listening_sockets() -> dict[int, int]:
-    """Return the internet sockets this process listens at: inode -> descriptor. Linux only."""
+def listening_sockets(*, but: Container[int] = ()) -> dict[int, int]:
+    """Return the internet sockets this process listens at, but for some: inode -> descriptor. Linux only."""
     found = {}
-    for descriptor in sorted(int(entry.name) for entry in Path("/proc/self/fd").iterdir()):
-        try:
+    for inode, descriptor in _sockets().items():
+        if inode in but:
+            continue
+        with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as line:  # closed meanwhile
+            internet = line.family in (socket.AF_INET, socket.AF_INET6)
+            if internet and line.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                found[inode] = descriptor
+    return found
+
+
+def _sockets() -> dict[int, int]:
+    """Return every socket of this process: inode -> descriptor. Asking what each of them is would take longer."""
+    found = {}
+    with os.scandir("/proc/self/fd") as entries:
+        descriptors = sorted(int(entry.name) for entry in entries)
+    for descriptor in descriptors:
+        with suppress(OSError):  # closed meanwhile
             told = os.fstat(descriptor)
-            if not stat.S_ISSOCK(told.st_mode):
-                continue
-            with socket.socket(fileno=os.dup(descriptor)) as line:
-                internet = line.family in (socket.AF_INET, socket.AF_INET6)
-                if internet and line.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    found[told.st_ino] = descriptor
-        except OSError:
-            continue  # closed meanwhile
+            if stat.S_ISSOCK(told.st_mode):
+                found[told.st_ino] = descriptor
     return found
 
 
