@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.benches.warm import warm_process
 
@@ -309,6 +310,48 @@ put(closed=True)
     assert ended == "it could not be prepared: ConfigError: no memory"
     assert "a fresh process went on behind workflow.a.two: it exited with 0" in record.notes
     assert story.said == "no memory left\n"
+
+
+def test_processes_that_are_ended_are_asked_all_at_once(
+    child: Child, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that does not listen costs its own time: who is asked after it finds it alive still."""
+    monkeypatch.setattr("areal_conformance.cli.child.END_S", 0.5)
+    then = """
+number, folder = journal[-7], os.path.dirname(journal)
+def asked(*_):
+    other = int(open(os.path.join(folder, f"pid-{1 - int(number)}")).read())
+    with open(f"/proc/{other}/stat") as stat: alive = stat.read().split()[2] != "Z"
+    open(os.path.join(folder, f"asked-{number}"), "w").write(str(alive))
+signal.signal(signal.SIGTERM, asked)
+claim(("workflow.a.one", "workflow.a.two")[int(number)])
+open(os.path.join(folder, f"pid-{number}.tmp"), "w").write(str(os.getpid()))
+os.rename(os.path.join(folder, f"pid-{number}.tmp"), os.path.join(folder, f"pid-{number}"))
+while not os.path.exists(os.path.join(folder, f"pid-{1 - int(number)}")): time.sleep(0.01)
+if number == "1": os.kill(os.getppid(), signal.SIGINT)
+while True: time.sleep(60)
+"""
+    _, ended = child("", then, jobs=2)
+
+    assert ended == INTERRUPTED
+    assert [(tmp_path / f"asked-{number}").read_text() for number in (0, 1)] == ["True", "True"]
+
+
+def test_what_a_check_left_ends_with_its_process(child: Child, tmp_path: Path) -> None:
+    """A server that a crashed check had started holds ports, memory, a device: the next check would find them taken."""
+    then = """
+import subprocess
+if claim("workflow.a.one"):
+    server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    open(journal + ".pid", "w").write(str(server.pid))
+    os._exit(3)
+claim("workflow.a.two"); done("workflow.a.two"); put(closed=True)
+"""
+    story, ended = child("", then)
+    server = int((tmp_path / "journal-0.jsonl.pid").read_text())
+
+    assert (ended, story.closed) == ("", True)
+    assert not psutil.pid_exists(server) or psutil.Process(server).status() == psutil.STATUS_ZOMBIE
 
 
 def test_a_torn_line_waits_for_its_end(tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
 import attrs
+import psutil
 
 import areal_conformance
 from areal_conformance.deadline import Deadline
@@ -118,8 +119,7 @@ def follow(
                     begin()
                 time.sleep(POLL_S)
         finally:
-            for lane in lanes:
-                lane.end()
+            _end(lanes)
     _together(story, [lane.story for lane in lanes])
     story.said = "\n".join(lane.said() for lane in lanes if lane.ended or story.record is None)
     tell(story)
@@ -157,20 +157,24 @@ class _Lane:
         self._output = output
         self._arguments, self._environment = arguments, dict(environment)
         self._num_processes = 0
+        self.process: subprocess.Popen[bytes] | None = None
+        """None once nothing of its group is left."""
         self._begin()
 
     def goes_on(self) -> bool:
         """Take in what the process tells; put a fresh one in the place of one that ended before the checks did."""
         if not self._over and (ended := self._ended()) is not None:
-            self.end()
+            _end([self])
             self._over = True
             self._after(ended)
         return not self._over
 
-    def end(self) -> None:
-        """Leave no process of the child's group, and take in its last words. Idempotent."""
-        _end(self._process)
-        self._take()
+    def take(self) -> bool:
+        """Take in what the process tells; return whether it told anything."""
+        lines = self._reader.lines()
+        for line in lines:
+            self.story.take(line)
+        return bool(lines)
 
     def said(self) -> str:
         """Return the end of what its processes wrote."""
@@ -196,7 +200,7 @@ class _Lane:
         self._over, self.story.again = False, ""
         self._num_processes += 1
         with self._output.open("ab") as output:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 self._arguments,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
@@ -209,25 +213,20 @@ class _Lane:
     def _ended(self) -> str | None:
         """Return what ended the process, empty if it ended by itself or is not needed any more, None if it goes on."""
         story = self.story
-        if (code := self._process.poll()) is not None:
-            self._take()
+        assert self.process is not None
+        if (code := self.process.poll()) is not None:
+            self.take()
             if story.refused:
                 return f"it could not be prepared: {story.refused}"
             if story.again or (code in (0, 1) and not story.running):
                 return ""
             return f"it was ended by {signal.Signals(-code).name}" if code < 0 else f"it exited with {code}"
-        if self._take():
+        if self.take():
             limit = story.limit_s if story.running else END_LIMIT_S if story.again else CLOSE_LIMIT_S
             self._deadline = Deadline(limit)
         if self._deadline.left():
             return None
         return "" if story.again else f"it said nothing for {self._deadline.limit_s:.0f} s and was killed"
-
-    def _take(self) -> bool:
-        lines = self._reader.lines()
-        for line in lines:
-            self.story.take(line)
-        return bool(lines)
 
 
 def _lost(story: Story, ended: str) -> None:
@@ -274,11 +273,31 @@ def _handling(numbers: Sequence[signal.Signals], handler: Callable[[int, FrameTy
             signal.signal(number, was)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Leave no process of the child's group: ask, then force."""
+def _end(lanes: Sequence[_Lane]) -> None:
+    """Leave no process of the groups, and take in last words. Idempotent.
+
+    All are asked at once, then forced: also what a process left behind that has ended.
+    """
+    processes = [lane.process for lane in lanes if lane.process is not None]
     for sign in (signal.SIGTERM, signal.SIGKILL):
-        if process.poll() is None:
+        for process in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, sign)
+        given_up_at = time.monotonic() + END_S
+        while _alive({process.pid for process in processes}) and time.monotonic() < given_up_at:
+            time.sleep(POLL_S)
+    for lane in lanes:
+        if lane.process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(END_S)
+                lane.process.wait(END_S)
+        lane.process = None
+        lane.take()
+
+
+def _alive(groups: Collection[int]) -> bool:
+    """Whether a process of these groups is there that has not ended; who waits for its parent to look has."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getpgid(process.pid) in groups and process.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
