@@ -9,7 +9,7 @@
 #   conformance/certify.sh --npu                    the backend of NPUs and its pair, where there are some, or under `python -m areal_ascend.testing`
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-LEVEL=4 ENGINE= NPU= SHARDED= OUT=docs/conformance/1.2 AREAL=${AREAL:-.venv/bin/areal}
+LEVEL=4 ENGINE= NPU= SHARDED= OUT=docs/conformance/reports AREAL=${AREAL:-.venv/bin/areal}
 while [ $# -gt 0 ]; do
   case "$1" in
     --npu) NPU=1; shift; continue ;;
