@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from areal_conformance.outcome import Violation
 
@@ -79,6 +79,8 @@ class Deadline:
         self._before = self._look() if look else look_lately()
         self._began = time.monotonic()
         self._granted = 0.0
+        self._waited: Mapping[tuple[int, int], float] = {}
+        """What was seen of each process so far: one that has ended cannot be asked any more."""
 
     def left(self) -> float:
         """Return for how many seconds to wait before asking again; 0.0 when it is over."""
@@ -105,9 +107,16 @@ class Deadline:
         """Return the error of having missed it."""
         return Late(message, starved=self.cut_short, law=law)
 
+    def watch(self) -> None:
+        """Remember how long processes had to wait until now; for whoever waits with a deadline, every few seconds."""
+        self._starved_s()
+
     def _starved_s(self) -> float:
         after = self._look()
-        return 0.0 if self._before is None or after is None else starved_s(self._before, after)
+        if self._before is None or after is None:
+            return 0.0
+        self._waited = {**self._waited, **after.waited}
+        return starved_s(self._before, evolve(after, waited=self._waited))
 
 
 def starved_s(before: Look, after: Look) -> float:

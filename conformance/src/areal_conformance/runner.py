@@ -17,6 +17,8 @@ from areal_conformance.deadline import Deadline, within
 
 GRACE_S = 10.0
 """After a coroutine was cancelled at its deadline: the time it has to end before its thread is given up."""
+WATCH_S = 2.0
+"""How often the machine is looked at while a check runs: what its processes waited is gone with them."""
 
 
 class Hung(Exception):
@@ -45,10 +47,11 @@ class Runner:
         while (left := deadline.left()) or not given_grace:
             given_grace = not left
             try:
-                return future.result(timeout=left or GRACE_S)
+                return future.result(timeout=min(left, WATCH_S) if left else GRACE_S)
             except TimeoutError:
                 if future.done():
                     raise  # the work's own
+            deadline.watch()
         self.hung = True
         raise Hung(f"still running {GRACE_S:g} s after its deadline of {deadline.limit_s:g} s")
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import multiprocessing
 import os
+import threading
 import time
 
 import pytest
 
 from areal_conformance.deadline import MOST, Deadline, Late, Look, look_now, of_time, starved_s, within
+from areal_conformance.runner import Runner
 
 LINUX = pytest.mark.skipif(look_now() is None, reason="the system tells nothing of its processors")
 
@@ -76,6 +79,33 @@ def test_a_deadline_goes_on_by_what_was_taken(part: float, times: float, short: 
     assert 0.2 * times - 0.02 <= spent(deadline)
     assert deadline.starved == (part > 0)
     assert deadline.late("m").starved == short
+
+
+def test_what_a_process_waited_counts_also_when_it_has_ended() -> None:
+    """A worker that answered too late is ended before anybody asks why: what was seen of it is kept."""
+    began = time.monotonic()
+    looks = iter([look(began), look(began + 10, 0.0, 9.0, busy=20), look(began + 10, 0.0, busy=20)])
+    deadline = Deadline(60.0, look=lambda: next(looks))
+    deadline.watch()
+
+    assert deadline.starved
+
+
+def test_who_makes_a_check_watches_while_it_runs() -> None:
+    """Without looking in between nothing would be seen of processes that came and went."""
+    watched = threading.Event()
+    looks = itertools.count()
+
+    def seen() -> Look:
+        if next(looks):
+            watched.set()
+        return look(time.monotonic())
+
+    runner = Runner()
+    try:
+        assert runner.run(lambda: watched.wait(60.0), Deadline(120.0, look=seen))
+    finally:
+        runner.close()
 
 
 def test_where_the_system_tells_nothing_a_deadline_is_a_clock() -> None:
