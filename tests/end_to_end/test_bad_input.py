@@ -281,7 +281,7 @@ def test_a_port_taken_by_another_program_is_named(tmp_path: Path, model: Path) -
             (worker,) = await scheduler.submit(Job(role="actor", engine_role="train", backend="fsdp", num_workers=1))
             address = f"tcp://127.0.0.1:{port}"
             rank = RankContext(rank=0, world_size=1, local_rank=0, device="cpu", init_method=address, timeout_s=30.0)
-            await worker.call("start", TrainSpec(role="actor", model_path=str(model)), rank, timeout_s=60.0)
+            await worker.call("start", TrainSpec(role="actor", model_path=str(model)), rank, timeout_s=240.0)
         finally:
             await scheduler.close()
 

@@ -209,6 +209,14 @@ class Line:
             said += (part := os.read(self._end, 4096))
             assert part, "all of them are gone"
 
+    def told(self) -> int:
+        """Return how many have said so since it was asked before; nobody waits for more."""
+        said = b""
+        with suppress(BlockingIOError):
+            while part := os.read(self._end, 4096):
+                said += part
+        return said.count(b"\n")
+
     @property
     def over(self) -> bool:
         """Whether all of them are gone; nobody waits for that."""
@@ -245,10 +253,15 @@ def test_a_cancelled_episode_leaves_nothing_running(script: Any, line: Line) -> 
 
 
 def test_a_command_that_takes_too_long_is_killed_with_all_it_started(script: Any, line: Line) -> None:
-    with pytest.raises(EpisodeFailed, match="not done after 1 s"):
-        run(["python", script(FAMILY)], {"prompt": "ab>", "told": str(line.path)}, agent_timeout_s=1.0)
+    """One that was killed before it had started anything, on a busy machine, is given longer."""
+    row = {"prompt": "ab>", "told": str(line.path)}
+    for seconds in (1, 8, 64):
+        with pytest.raises(EpisodeFailed, match=f"not done after {seconds} s"):
+            run(["python", script(FAMILY)], row, agent_timeout_s=float(seconds))
+        if told := line.told():
+            break
 
-    line.heard(2)
+    assert told == 2
     assert line.over
 
 

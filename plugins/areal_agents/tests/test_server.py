@@ -7,9 +7,12 @@ import gc
 import socket
 import warnings
 
+import aiohttp
+import httpx
+import openai
 from starlette.applications import Starlette
 
-from areal_agents.server import Server
+from areal_agents.server import KEEP_ALIVE_S, Server
 
 
 def test_a_server_that_nobody_closed_leaves_nothing_open() -> None:
@@ -30,3 +33,16 @@ def test_a_server_that_nobody_closed_leaves_nothing_open() -> None:
         gc.collect()
 
     assert [str(each.message) for each in seen if each.category is ResourceWarning] == []
+
+
+def test_no_client_keeps_an_idle_connection_longer_than_the_server() -> None:
+    """Else its request may arrive at one that is being closed, which is told as a reset, and not asked again."""
+
+    async def aiohttps() -> float:
+        async with aiohttp.TCPConnector() as connector:
+            return float(connector._keepalive_timeout)
+
+    kept = [httpx.Limits().keepalive_expiry, openai.DEFAULT_CONNECTION_LIMITS.keepalive_expiry, asyncio.run(aiohttps())]
+
+    assert all(seconds and seconds < KEEP_ALIVE_S for seconds in kept), kept
+    assert Server(Starlette())._server.config.timeout_keep_alive == KEEP_ALIVE_S

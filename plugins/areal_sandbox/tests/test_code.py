@@ -75,15 +75,15 @@ def test_input_and_output(reward: CodeReward) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "end"),
+    ("program", "seconds", "end"),
     [
-        ("while True: pass", "timeout"),
-        ("hold = []\nwhile True: hold.append('x' * (1 << 20)); time.sleep(0.001)", "memory"),
+        ("while True: pass", 2.0, "timeout"),
+        ("hold = []\nwhile True: hold.append('x' * (1 << 20)); time.sleep(0.001)", 120.0, "memory"),
     ],
 )
-def test_limits_are_ends_of_their_own(checked: None, program: str, end: str) -> None:
+def test_limits_are_ends_of_their_own(checked: None, program: str, seconds: float, end: str) -> None:
     """Of each test."""
-    hurried = CodeReward(evolve(SMALL, limits=Limits(timeout_s=2.0, memory_mb=128), total_s=60.0))
+    hurried = CodeReward(evolve(SMALL, limits=Limits(timeout_s=seconds, memory_mb=128), total_s=2 * seconds + 60.0))
     found = scored(hurried, f"import time\n{program}", TWO[:1] * 2)
 
     assert (found["value"], found[end]) == (0.0, 1.0)

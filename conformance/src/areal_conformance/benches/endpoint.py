@@ -187,9 +187,9 @@ class EndpointBench(Bench):
     def http(self) -> aiohttp.ClientSession:
         """Return the client that agents share."""
         if self._http is None:
-            self._http = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=30.0), connector=aiohttp.TCPConnector(limit=0)
-            )
+            # A server may close what was idle for a few seconds, and a busy machine lets us send into it.
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=1.0)
+            self._http = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30.0), connector=connector)
         return self._http
 
     def session(self, **fields: Any) -> ScriptedSession:

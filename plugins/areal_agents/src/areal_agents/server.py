@@ -15,6 +15,10 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
+KEEP_ALIVE_S = 120
+"""How long an idle connection is kept: longer than any client keeps its own (OpenAI's 5 s, aiohttp 15, Go 90), so that
+none sends a request into one that is just being closed. A client that has gone closes it at once."""
+
 
 class Server:
     """One application on one port, from `start` to `close`."""
@@ -24,7 +28,13 @@ class Server:
         self.port = 0
         self._server = _Uvicorn(
             uvicorn.Config(
-                app, log_level="critical", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=1
+                app,
+                log_level="critical",
+                access_log=False,
+                lifespan="off",
+                ws="none",
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=1,
             )
         )
         self._serving: asyncio.Task[None] | None = None
