@@ -101,7 +101,6 @@ def resume_here(folder: Path, *overrides: str) -> RunOutcome:
 def _run(file: Path, resume: bool, *overrides: str) -> RunOutcome:
     registry = default_registry()
     plan = make_plan(load_config(file, overrides), registry, {})
-    frozen = gc.get_freeze_count()
     outcome = asyncio.run(Run(plan, registry, view=Silent(), stop=asyncio.Event()).execute(resume=resume))
-    assert gc.get_freeze_count() <= frozen, "what a run made cannot be collected after it"
+    assert not gc.get_freeze_count(), "what a run made cannot be collected after it"
     return outcome

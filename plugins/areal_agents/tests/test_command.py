@@ -253,12 +253,12 @@ def test_a_cancelled_episode_leaves_nothing_running(script: Any, line: Line) -> 
 
 
 def test_a_command_that_takes_too_long_is_killed_with_all_it_started(script: Any, line: Line) -> None:
-    """One that was killed before it had started anything, on a busy machine, is given longer."""
+    """One that was killed before it had started everything, on a busy machine, is given longer."""
     row = {"prompt": "ab>", "told": str(line.path)}
     for seconds in (1, 8, 64):
         with pytest.raises(EpisodeFailed, match=f"not done after {seconds} s"):
             run(["python", script(FAMILY)], row, agent_timeout_s=float(seconds))
-        if told := line.told():
+        if (told := line.told()) == 2:
             break
 
     assert told == 2

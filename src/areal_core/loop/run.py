@@ -200,10 +200,9 @@ class Run:
             if parts is None:
                 return progress.version
             stack.callback(self._view.waiting, "workers to end")
-            if not gc.get_freeze_count():  # whoever has frozen their own keeps it
-                gc.collect()
-                gc.freeze()  # what start-up made lives as long as the run: collections need not walk it again
-                stack.callback(gc.unfreeze)
+            gc.collect()
+            gc.freeze()  # what start-up made lives as long as the run: collections need not walk it again
+            stack.callback(gc.unfreeze)
             loop = self._loop(self._config, self._folder, parts, self._stop)
             for role in self._plan.roles:
                 if role.engine_role == "train":

@@ -281,7 +281,7 @@ def _end(lanes: Sequence[_Lane]) -> None:
     processes = [lane.process for lane in lanes if lane.process is not None]
     for sign in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS's word for one that has just ended
                 os.killpg(process.pid, sign)
         given_up_at = time.monotonic() + END_S
         while _alive({process.pid for process in processes}) and time.monotonic() < given_up_at:

@@ -18,17 +18,14 @@ import torch
 def of_newcomers() -> Iterator[None]:
     """Let collections and counts of the block look at what it makes only: modules of engines are a million objects.
 
-    What nobody holds any more is let go first; what was frozen before is so afterwards.
+    What nobody holds any more is let go first.
     """
-    frozen = gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
         gc.unfreeze()
-        if frozen:
-            gc.freeze()
 
 
 def held_bytes(device: str) -> int:
