@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,6 +38,7 @@ their own doing. Checks that another process of the run makes at the same time a
 FRESH_S = 0.25
 """How old a look may be that a deadline begins with."""
 _PROC = Path("/proc")
+_looking = threading.RLock()
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
@@ -165,8 +168,30 @@ async def within(work: Awaitable[T], deadline: Deadline) -> T:
             calls[-1].cancel()
 
 
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """No other thread looks at the machine in the block: it would open files, which whoever counts them would count."""
+    with _looking:
+        yield
+
+
+def _forked() -> None:
+    """In a forked process nobody looks, whatever the one it came from was at."""
+    global _looking
+    _looking = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
 def look_now() -> Look | None:
     """Return what the system tells now; None where it tells nothing."""
+    with _looking:
+        return _seen()
+
+
+def _seen() -> Look | None:
     try:
         processors = os.sched_getaffinity(0)
         pids = tuple(_family(os.getpid()))

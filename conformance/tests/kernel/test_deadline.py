@@ -6,12 +6,14 @@ import asyncio
 import itertools
 import multiprocessing
 import os
+import signal
 import threading
 import time
 
 import pytest
 
-from areal_conformance.deadline import MOST, Deadline, Late, Look, look_now, of_time, starved_s, within
+from areal_conformance.benches.process import descriptors
+from areal_conformance.deadline import MOST, Deadline, Late, Look, look_now, of_time, starved_s, unwatched, within
 from areal_conformance.runner import Runner
 
 LINUX = pytest.mark.skipif(look_now() is None, reason="the system tells nothing of its processors")
@@ -177,3 +179,48 @@ def test_looks_are_plain_numbers() -> None:
     gone, stays = look(0, 3.0, 1.0), look(10, 3.0, busy=20)
 
     assert starved_s(gone, stays) == 0.0
+
+
+def test_what_a_look_opens_is_counted_by_nobody() -> None:
+    """Another thread looks while a check runs; whoever counts what is open counts none of its files."""
+    looks, over = itertools.count(), threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            look_now()
+            next(looks)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        seen = {descriptors() for _ in range(300)}
+    finally:
+        over.set()
+        watcher.join()
+
+    assert next(looks), "nobody looked"
+    assert len(seen) == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
+def test_a_process_that_is_forked_while_somebody_looks_may_look_itself() -> None:
+    """The one who looks is not there to end it."""
+    held, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with unwatched():
+            held.set()
+            over.wait(60.0)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(60.0)
+    try:
+        if not (pid := os.fork()):
+            signal.alarm(60)  # what ends it, should it wait for ever
+            look_now()
+            os._exit(0)
+        assert os.waitpid(pid, 0) == (pid, 0), "the forked process waits for one that is not there"
+    finally:
+        over.set()
+        holder.join()

@@ -1,4 +1,4 @@
-"""What a process holds of the system, and what its interpreter did: ports, threads, what was unpickled and bound.
+"""What a process holds of the system, and what its interpreter did: ports, descriptors, what was unpickled and bound.
 
 Knows: how to ask the system, and the audit events of CPython.
 Does not know: what may be held.
@@ -7,6 +7,7 @@ Does not know: what may be held.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 import threading
@@ -16,6 +17,8 @@ from typing import Any
 
 import psutil
 from attrs import Factory, define
+
+from areal_conformance.deadline import unwatched
 
 
 def listening(pid: int | None = None) -> set[tuple[str, int]]:
@@ -37,6 +40,25 @@ def unix_sockets(pid: int) -> set[Path]:
     except psutil.Error:
         return set()
     return {Path(str(one.laddr)) for one in connections if str(one.laddr).startswith("/")}
+
+
+def num_descriptors(process: psutil.Process) -> int:
+    """Return how many files and sockets a process has open; in this one, what deadlines read is not among them."""
+    with unwatched():
+        return int(process.num_fds())
+
+
+def descriptors() -> frozenset[str]:
+    """Return what this process has open, each as "number -> name"; what deadlines read is not among it."""
+    own = Path("/proc/self/fd")
+    if not own.is_dir():
+        return frozenset(f"{number} -> " for number in range(num_descriptors(psutil.Process())))
+    found = set()
+    with unwatched():
+        for entry in os.listdir(own):  # noqa: PTH208  the descriptor of the listing itself must be gone when we look
+            with contextlib.suppress(OSError):
+                found.add(f"{entry} -> {os.readlink(own / entry)}")  # noqa: PTH115  a descriptor, not a path
+    return frozenset(found)
 
 
 def pooled_threads() -> int:

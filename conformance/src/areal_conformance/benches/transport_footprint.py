@@ -7,7 +7,6 @@ Does not know: any transport; one that keeps its bytes elsewhere offers faults o
 from __future__ import annotations
 
 import gc
-import os
 import stat
 import tempfile
 import threading
@@ -17,6 +16,7 @@ from pathlib import Path
 import psutil
 from attrs import frozen
 
+from areal_conformance.benches.process import descriptors
 from areal_core.contract.weights import Offer
 
 _COMPILER = ("torchinductor_", "triton")
@@ -50,7 +50,7 @@ def look(folder: Path) -> Footprint:
     gc.collect()
     return Footprint(
         files=frozenset(str(path.relative_to(folder)) for path in under(folder)),
-        descriptors=_descriptors(),
+        descriptors=descriptors(),
         mappings=_mappings(folder),
         threads=frozenset(f"{thread.name} {thread.ident}" for thread in threading.enumerate()),
         children=frozenset(str(child.pid) for child in psutil.Process().children(recursive=True)),
@@ -83,19 +83,6 @@ def room(folder: Path, known: Iterable[Path] = ()) -> int:
         if stat.S_ISREG(status.st_mode):
             taken[status.st_dev, status.st_ino] = status.st_blocks * 512
     return sum(taken.values())
-
-
-def _descriptors() -> frozenset[str]:
-    own = Path("/proc/self/fd")
-    if not own.is_dir():
-        return frozenset(f"descriptor {number}" for number in range(psutil.Process().num_fds()))
-    found = set()
-    for entry in os.listdir(own):  # noqa: PTH208  the descriptor of the listing itself must be gone when we look
-        try:
-            found.add(f"{entry} -> {os.readlink(own / entry)}")  # noqa: PTH115  a descriptor, not a path
-        except OSError:
-            continue
-    return frozenset(found)
 
 
 def _mappings(folder: Path) -> frozenset[str]:

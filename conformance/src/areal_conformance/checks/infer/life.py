@@ -19,7 +19,7 @@ import psutil
 from safetensors.torch import load_file, save_file
 
 from areal_conformance.benches.infer import LONG, ROOM, InferBench
-from areal_conformance.benches.process import listening, pooled_threads
+from areal_conformance.benches.process import listening, num_descriptors, pooled_threads
 from areal_conformance.check import Level, check
 from areal_conformance.oracles.infer_judging import expect_answered, expect_survivors, prompts, raises, telling
 from areal_conformance.outcome import expect
@@ -246,7 +246,7 @@ class Held:
         family = process.children(recursive=True)
         self.threads = process.num_threads() - pooled_threads()
         self.children = len(family)
-        self.descriptors = process.num_fds()
+        self.descriptors = num_descriptors(process)
         self.ports = len(listening())
         self.segments = sum(Path(name).exists() for name in seen)
 

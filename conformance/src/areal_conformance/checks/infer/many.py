@@ -17,7 +17,7 @@ import torch
 from attrs import frozen
 
 from areal_conformance.benches.infer import InferBench
-from areal_conformance.benches.process import memory_bytes, pooled_threads
+from areal_conformance.benches.process import memory_bytes, num_descriptors, pooled_threads
 from areal_conformance.check import Level, check
 from areal_conformance.checks.infer.sampling import IMPROBABLE
 from areal_conformance.checks.infer.sampling_ends import END
@@ -79,7 +79,7 @@ def _held() -> dict[int, _Held]:
         with contextlib.suppress(psutil.NoSuchProcess):
             held[process.pid] = _Held(
                 memory_bytes(process),
-                process.num_fds(),
+                num_descriptors(process),
                 process.num_threads() - (pooled_threads() if process == own else 0),
                 process.name(),
                 _of_tensors() if process == own else 0,

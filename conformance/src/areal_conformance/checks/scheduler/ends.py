@@ -18,7 +18,7 @@ from pathlib import Path
 import attrs
 
 from areal_conformance.benches.base import SOON_S
-from areal_conformance.benches.process import listening
+from areal_conformance.benches.process import descriptors, listening
 from areal_conformance.benches.scheduler import SchedulerBench, ask
 from areal_conformance.check import Level, check
 from areal_conformance.checks.scheduler.anchors import CANCEL, CLOSE, SUBMIT
@@ -198,15 +198,8 @@ async def _once(bench: SchedulerBench) -> list[Path]:
 
 
 def _descriptors() -> collections.Counter[str]:
-    """Return how many descriptors of each kind are open; nothing where the system does not tell."""
-    kinds: collections.Counter[str] = collections.Counter()
-    folder = Path("/proc/self/fd")
-    for entry in folder.iterdir() if folder.is_dir() else ():
-        try:
-            kinds[re.sub(r"\d+", "", str(entry.readlink()))] += 1
-        except OSError:
-            continue
-    return kinds
+    """Return how many descriptors of each kind are open."""
+    return collections.Counter(re.sub(r"\d+", "", one) for one in descriptors())
 
 
 _ALIKE = ("act", "act2", "actor", "act-x", "react")

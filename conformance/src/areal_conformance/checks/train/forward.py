@@ -128,7 +128,7 @@ def outputs(bench: TrainBench) -> None:
             alone = engine.forward(batch, frozenset({name}))
             added = {str(column) for column in alone.tokens.keys()} - before  # noqa: SIM118
             expect(added <= {str(name)}, f"asked for {name} alone, forward added {sorted(added)}")
-            close(bench, f"{name} alone and with others", alone.tokens[name], both.tokens[name], atol=1e-6)
+            close(bench, f"{name} alone and with others", alone.tokens[name], both.tokens[name], atol=ALIKE)
 
 
 def split(engine: TrainEngine, batch: Batch) -> list[dict[str, Tensor]]:

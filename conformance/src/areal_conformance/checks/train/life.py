@@ -18,7 +18,7 @@ import torch
 import torch.distributed
 
 from areal_conformance.benches.base import SOON_S
-from areal_conformance.benches.process import listening
+from areal_conformance.benches.process import listening, num_descriptors
 from areal_conformance.benches.train import TrainBench
 from areal_conformance.check import Level, check
 from areal_conformance.oracles.memory import held_bytes, of_newcomers
@@ -94,7 +94,7 @@ def lets_go(bench: TrainBench) -> None:
         gc.collect()  # what others left in this process goes now, not between two counts
         ports.append(listening())
         return {
-            "open files and sockets": me.num_fds(),
+            "open files and sockets": num_descriptors(me),
             "threads": threading.active_count(),
             "processes": len(me.children(recursive=True)),
             "kilobytes of tensors": held_bytes(bench.target.torch_type) // 1000,
