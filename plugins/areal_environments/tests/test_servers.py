@@ -263,6 +263,23 @@ def test_a_server_of_the_run_answers_only_to_the_run(count: str) -> None:
     assert asyncio.run(asked()) == [401, 401, 200]
 
 
+def test_a_server_of_the_run_keeps_an_idle_connection_longer_than_its_client(count: str) -> None:
+    """Else a call may arrive at one that is being closed, and an episode fails of it."""
+
+    async def kept() -> tuple[float, float]:
+        server = Served(count)
+        await server.address()
+        assert server._running
+        async with aiohttp.TCPConnector() as connector:
+            assert connector._keepalive_timeout
+            both = connector._keepalive_timeout, server._running.config.timeout_keep_alive
+        await server.close()
+        return both
+
+    of_client, of_server = asyncio.run(kept())
+    assert of_client < of_server
+
+
 def test_what_is_no_application_is_refused(tmp_path: Path) -> None:
     """With the option and what it may name; before a worker starts."""
     path = tmp_path / "no_application.py"

@@ -32,6 +32,8 @@ from areal_environments.source import module_of
 
 KEY = "rollout.workflow.options.server"
 FIX = "give a URL, or FILE.py:APP or MODULE:APP that names an application (ASGI, such as FastAPI)"
+KEEP_ALIVE_S = 120
+"""How long an idle connection is kept: longer than the run's client keeps its own, which may ask again meanwhile."""
 _URL = ("http://", "https://")
 _EXTRAS = {"openenv": "openenv", "nemo_gym": "nemo-gym"}
 """Packages that applications import, and the extras that bring them."""
@@ -127,7 +129,13 @@ class Served:
         listening.bind(("127.0.0.1", 0))
         key = secrets.token_urlsafe(24)
         guarded: Any = _Guarded(self._app, key)  # Any: uvicorn takes more kinds of applications than it says
-        config = uvicorn.Config(guarded, log_level="error", access_log=False, timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            guarded,
+            log_level="error",
+            access_log=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=1,
+        )
         self._running = _Server(config)
         self._serving = asyncio.create_task(_serve(self._running, listening), name=f"server {self.server}")
         if not await self._running.listens(self._serving):

@@ -135,7 +135,7 @@ async def PauseDrawsAnew(original: Original, self: SecondInferenceEngine) -> Non
 
 
 @breaks("commit_weights", "infer.prefix_cache.follows_updates",
-        prefix_key=lambda slot: (id(slot.adapter), *slot.request.input_ids))  # fmt: skip
+        prefix_key=lambda slot: (slot.adapter, *slot.request.input_ids))  # fmt: skip
 async def PrefixOutlivesUpdates(original: Original, self: Any) -> None:
     """Keeps prompts over updates."""
     kept = dict(self.prefixes)
@@ -318,6 +318,9 @@ ADAPTERS_ROWS = breaks.rows(
             if not request.adapter and self.adapters else None)),
     row("PrefixOfAnyAdapter", "Shares kept prompts between adapters and the base.", "infer.adapters.apart",
         "infer.adapters.base", prefix_key=lambda self, slot: (self.version, *slot.request.input_ids)),
+    row("PrefixOfEightVersions", "Knows whose a kept prompt is by one of eight places, which are taken again.",
+        "infer.adapters.replaced",
+        prefix_key=lambda slot: (slot.adapter and slot.adapter.version % 8, *slot.request.input_ids)),
     row("TakesOlderVersions", "Lets an older version of an adapter replace a newer one.", "infer.adapters.replaced",
         load_adapter=before(lambda self, name: self.adapters.pop(name, None))),
     row("UnknownNameIsTheBase", "Serves the base weights to a request whose adapter is not loaded.",

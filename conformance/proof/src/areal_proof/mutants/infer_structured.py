@@ -246,7 +246,7 @@ def CountsImagesAsOutput(slot: Slot, pictures: tuple[Picture, ...]) -> Any:
 IMAGES_SECOND_ROWS = breaks.rows(
     row("KeepsPromptsByTokens", "Finds a kept prompt by its tokens alone: another image gets the answer of the first.",
         "infer.images.not_by_tokens",
-        prefix_key=lambda self, slot: (self.version, id(slot.adapter), *slot.request.input_ids)),
+        prefix_key=lambda self, slot: (self.version, slot.adapter, *slot.request.input_ids)),
 )  # fmt: skip
 
 

@@ -29,6 +29,8 @@ from areal_torch.testing.serving import FolderWeights
 ADAPTERS = ("lora.adapters",)
 ATTENTION = ("q_proj", "v_proj")
 PROMPT = (5, 9, 7, 30)
+MANY_UPDATES = 16
+"""Of an adapter, one behind another: as many as it takes for one to lie where one before it did."""
 
 
 @frozen(kw_only=True)
@@ -206,6 +208,12 @@ async def replaced(bench: InferBench) -> None:
             load = partial(server.load_adapter, "a", versions[0].path, stale)
             await raises(VersionRegressed, load, f"version {stale} of an adapter, loaded over version 3,")
         _expect_of(bench, await engine.generate(_ask(bench, "a")), _ask(bench, "a"), versions[2], 3)
+        for number in range(4, 4 + MANY_UPDATES):  # what is kept for an adapter must not be taken for a later one's
+            made = versions[number % 3]
+            if number % 2:
+                await server.unload_adapter("a")
+            await server.load_adapter("a", made.path, number)
+            _expect_of(bench, await engine.generate(_ask(bench, "a", count=2)), _ask(bench, "a", count=2), made, number)
         await server.unload_adapter("a")
         await server.load_adapter("a", versions[0].path, 1)
         _expect_of(bench, await engine.generate(_ask(bench, "a")), _ask(bench, "a"), versions[0], 1)

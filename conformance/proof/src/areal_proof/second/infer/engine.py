@@ -364,7 +364,7 @@ class SecondInferenceEngine:
         return found
 
     def prefix_key(self, slot: Slot) -> tuple[object, ...]:
-        return (self.version, id(slot.adapter), *slot.shown)
+        return (self.version, slot.adapter, *slot.shown)
 
     def slot_for(self, request: GenerationRequest) -> Slot:
         """Check a request and prepare its slot."""
