@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -240,5 +241,6 @@ OBJECTIVES: Mapping[str, Any] = {
     "values": ValueRegression,
     "drawing": DrawingGain,
     "dying": Dying,
+    "failing": partial(Failing, 0, lambda: ZeroDivisionError("by the objective")),
 }
 """Name -> class, for programs, whose arguments are json. Any: classes of the protocol Objective."""

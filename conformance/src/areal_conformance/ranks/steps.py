@@ -154,14 +154,14 @@ def scores(
 def spoiled(
     bench: RankBench, layout: dict[str, int], rows: Rows, *, defect: str, bad: int, call: str = "train_step"
 ) -> dict[str, Any]:
-    """Make a call that is wrong on one rank only, then a right one."""
+    """Make a call that is wrong on one rank only, or on every one that computes a bad objective; then a right one."""
     batch = bench.batch(SHAPES)
     batch = batch.with_tokens(**{LONG_NAME: torch.zeros(batch.num_tokens)}) if defect == "long_name" else batch
     with bench.engine(layout=layout, max_tokens_per_microbatch=20) as engine:
         good = shard(bench, batch, rows)
         wrong = _wrong(bench, good, defect) if bench.rank == bad else good
         before = bench.sent(engine)
-        asks = "asking" if defect == "long_name" else "gain"
+        asks = {"long_name": "asking", "objective": "failing"}.get(defect, "gain")
         out: dict[str, Any] = {"error": error_of(lambda: _call(engine, call, wrong, asks))}
         bench.share()  # who never comes here hangs in the call
         out["unchanged"] = gap(before, bench.sent(engine))[0] == 0.0

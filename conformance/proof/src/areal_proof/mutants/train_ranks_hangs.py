@@ -85,6 +85,9 @@ SHARING_ROWS = breaks_sharing.rows(
     row("OthersNeverHear", "The rank with the bad shard raises; the others skip the step and report it as made.",
         "train.ranks.error.too_long", "train.ranks.error.missing_column",
         train_step=catches(BatchError, lambda error: _NOTHING if error.what.startswith("on rank") else error)),
+    row("ObjectiveHeardOnOneRank", "Where an objective raises, rank 0 says so; the others report the step as made.",
+        "train.ranks.error.objective",
+        train_step=catches(ZeroDivisionError, lambda self, error: _NOTHING if self.running().ranks.rank else error)),
     row("LongErrorsStayHome", "Tells others of an error what fits into four kilobytes, and nothing of a longer one.",
         "train.ranks.error.long_name",
         train_step=catches(BatchError, lambda error: _NOTHING if error.what.startswith("on rank")

@@ -67,6 +67,22 @@ def error_on_all(bench: TrainBench, case: tuple[str, ...]) -> None:
                 same_report(bench, layout, answers[0]["alone"], answers[0]["next"], f"the step after {what}")
 
 
+@_error("train.ranks.error.objective", spec=_STEP)
+def objective(bench: TrainBench) -> None:
+    """An objective that raises is an error on every rank, also where it is not computed, and the next step is right."""
+    spoiled: dict[str, Any] = {"rows": EVEN, "defect": "objective", "bad": -1}
+    for layout, answers in answered(bench, "areal_conformance.ranks.steps:spoiled", apart_s=APART_S, **spoiled):
+        where, told = f"layout {named(layout)}", [answer["error"] for answer in answers]
+        silent = [rank for rank, (kind, _, _) in enumerate(told) if not kind]
+        expect(not silent, f"{where}: the objective raised, and rank {silent} ended its step without an error")
+        heard = any("by the objective" in text for _, _, text in told)
+        expect(heard, f"{where}: no rank tells what the objective raised: {[text for _, _, text in told]}")
+        what = "after an objective that raised"
+        expect(answers[0]["unchanged"], f"{where}: weights have changed {what}")
+        same_on_all(layout, [answer["next"] for answer in answers], f"the report of the step {what}")
+        same_report(bench, layout, answers[0]["alone"], answers[0]["next"], f"the step {what}")
+
+
 @_error("train.ranks.error.model", spec="train#start")
 def missing_model(bench: TrainBench) -> None:
     """A model folder one rank cannot see is a ModelError on every rank, or all start; the next start works."""
