@@ -21,9 +21,10 @@ from areal_conformance.ranks.answers import SHAPES, Rows, error_of, gap, shard, 
 from areal_conformance.ranks.bench import OPTIMIZER, RankBench
 from areal_conformance.ranks.faults import full_disk
 from areal_conformance.ranks.layouts import named
-from areal_core.contract.train import TrainEngine
+from areal_core.contract.train import Output, TrainEngine
 
 _CLAIM = "checkpoint.background"
+_LOGPROBS = frozenset({Output.LOGPROBS})
 _PATIENCE_S, _LOOK_S = 10.0, 0.01
 _WAYS = ("cut", "emptied", "overwritten", "removed")
 _SCHEDULE = attrs.evolve(OPTIMIZER, schedule="linear", warmup_steps=2, total_steps=10, min_lr_ratio=0.1)
@@ -38,7 +39,10 @@ def exact(
     model: dict[str, Any] | None = None,
     variant: str = "",
 ) -> dict[str, Any]:
-    """Save after two steps; make two more; load into the same engine, then into a new one, and make them again."""
+    """Save after two steps; make two more; load into the same engine, then into a new one, and make them again.
+
+    Both have scored just before: what a pass leaves behind must not be taken for what is loaded.
+    """
     with bench.varied(variant):
         return _exact(bench, layout, rows, bench.model(**(model or {})))
 
@@ -57,6 +61,7 @@ def _exact(bench: RankBench, layout: dict[str, int], rows: Rows, folder: Path) -
         engine.version = 6
         out["expected"] = _steps(engine, [other, mine])
         end = bench.sent(engine)
+        engine.forward(other, _LOGPROBS)
         engine.load_state(path)
         out["version"] = engine.version
         out["loaded_gap"] = gap(saved, bench.sent(engine))
@@ -64,6 +69,7 @@ def _exact(bench: RankBench, layout: dict[str, int], rows: Rows, folder: Path) -
         out["same_gap"] = gap(end, bench.sent(engine))
     with bench.engine(model=folder, layout=layout, optimizer=_SCHEDULE, seed=99) as engine:
         _steps(engine, [other])
+        engine.forward(other, _LOGPROBS)
         engine.load_state(path)
         out["new_version"] = engine.version
         out["new_engine"] = _steps(engine, [other, mine])

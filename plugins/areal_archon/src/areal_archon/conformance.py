@@ -33,7 +33,10 @@ ADAPTER = Adapter(
     witness=StageWitness,
     variants={
         "layers": Variant(options={"wrap": "layer", "reshard_after_forward": "always"}, shows=_units),
-        "kept": Variant(options={"wrap": "layer", "reshard_after_forward": "never", "reduce_every_microbatch": False}),
+        "kept": Variant(
+            options={"wrap": "layer", "reshard_after_forward": "never", "reduce_every_microbatch": False},
+            layouts=("d2",),
+        ),
         "products_kept": Variant(options={"activation_checkpointing": "selective"}),
         "whole_sequences": Variant(options={"sequence_parallel": False}, layouts=("t2", "d2t2")),
         "experts_apart": Variant(

@@ -84,6 +84,17 @@ def LosesOtherMoments(original: Original, self: Sharing) -> None:
             tensor.zero_()
 
 
+@breaks_sharing("load_state", "train.ranks.state.exact",
+    forward=before(lambda self: setattr(self, "gathered", copied(self.running().weights))),
+    train_step=before(lambda self: setattr(self, "gathered", {})),
+)  # fmt: skip
+def StaleAfterScores(original: Original, self: Sharing) -> None:
+    """Keeps what it gathered to score, and computes with it after a state is loaded."""
+    original()
+    for name, tensor in vars(self).get("gathered", {}).items():
+        self.running().weights[name].data.copy_(tensor)
+
+
 @breaks_sharing("load_state", "train.ranks.state.exact")
 def VersionOnRankZero(original: Original, self: Sharing) -> None:
     """Only rank 0 learns the version of a loaded state."""
