@@ -33,7 +33,7 @@ ADAPTER = Adapter(
             options={"activation_checkpointing": "selective"}, shows=_computed_again, gives="selective"
         ),
         "masters_alone": Variant(options={"distributed_optimizer": True}),
-        "masters_shared": Variant(options={"distributed_optimizer": True}, layouts=("d2", "c2", "d2t2")),
+        "masters_shared": Variant(options={"distributed_optimizer": True}, layouts=("d2", "c2", "t2", "p2", "d2t2")),
         "masters_of_experts": Variant(
             options={"distributed_optimizer": True}, layouts=("d2",), model={"kind": "qwen3_moe"}
         ),

@@ -98,6 +98,8 @@ class SecondInferenceEngine:
         if not part.leads:
             self.following = Following(part, loaded.cut, self.weights_of)
             return
+        if self.closed:  # while the model was loaded
+            raise _closed()
         self.leading = Leading(part)
         try:
             await asyncio.to_thread(self.leading.meet)
