@@ -203,6 +203,7 @@ def test_what_a_look_opens_is_counted_by_nobody() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system does not fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # Python 3.12, of forks beside threads
 def test_a_process_that_is_forked_while_somebody_looks_may_look_itself() -> None:
     """The one who looks is not there to end it."""
     held, over = threading.Event(), threading.Event()

@@ -88,6 +88,10 @@ SHARING_ROWS = breaks_sharing.rows(
     row("ObjectiveHeardOnOneRank", "Where an objective raises, rank 0 says so; the others report the step as made.",
         "train.ranks.error.objective",
         train_step=catches(ZeroDivisionError, lambda self, error: _NOTHING if self.running().ranks.rank else error)),
+    row("ObjectiveErrorIsNobodys", "Where an objective raises, rank 0 says so; the others raise an error of Python's.",
+        "train.ranks.error.objective",
+        train_step=catches(ZeroDivisionError, lambda self, error: RuntimeError("lost") if self.running().ranks.rank
+            else error)),
     row("LongErrorsStayHome", "Tells others of an error what fits into four kilobytes, and nothing of a longer one.",
         "train.ranks.error.long_name",
         train_step=catches(BatchError, lambda error: _NOTHING if error.what.startswith("on rank")
