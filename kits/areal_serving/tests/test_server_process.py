@@ -30,6 +30,23 @@ async def run():
 
 asyncio.run(run())
 """
+ENDED_MEANWHILE = """
+import os, signal, sys, time
+from areal_worker import watchdog
+
+set_option, starter = watchdog._prctl, os.getpid()
+
+def late(option, value):
+    if os.getpid() != starter:
+        os.kill(starter, signal.SIGTERM)
+        while os.getppid() == starter:
+            time.sleep(0.01)
+    set_option(option, value)
+
+watchdog._prctl = late
+watchdog.run(sys.argv[1:])
+"""
+"""A watchdog that is asked to end while its command is about to say that it ends with it."""
 
 
 def test_the_server_and_all_it_started_die_with_the_worker():
@@ -42,6 +59,14 @@ def test_the_server_and_all_it_started_die_with_the_worker():
         worker.kill()
     assert len(pids) == 3
     assert survivors(pids, 10.0) == []
+
+
+def test_a_watchdog_that_ends_while_it_starts_its_command_leaves_none():
+    """A server that is closed at once: nobody would be there to end it."""
+    command = [sys.executable, "-c", ENDED_MEANWHILE, "bash", "-c", "echo up; exec sleep 600"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started_by:
+        assert started_by.stdout is not None
+        assert started_by.stdout.read(3) == b""
 
 
 def test_the_key_is_nowhere_but_in_the_environment_of_the_server(model, capfd, caplog):

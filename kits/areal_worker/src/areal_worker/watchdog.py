@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 LOOK_S = 0.1
@@ -71,7 +72,8 @@ def run(command: list[str]) -> None:
     """Run a command and make sure of its end; exit with its code, 128 + n if signal n ended it."""
     parent = os.getppid()
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent)
+    die_with_me = partial(die_with_parent, os.getpid())  # which may have been ended before the command could say so
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_me)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: _send(process.pid, signal.SIGTERM))
     try:
