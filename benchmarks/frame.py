@@ -139,7 +139,7 @@ def finish(result: Result, *, quick: bool) -> int:
         "what": result.what,
         "quick": quick,
         "command": " ".join(["python", f"benchmarks/{result.script or result.name}.py", *sys.argv[1:]]),
-        "machine": machine(),
+        "machine": machine() | {"busy_cores_at_end": quiet.busy_at_end()},
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "details": result.details,
     }

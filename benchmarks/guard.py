@@ -62,8 +62,9 @@ def main() -> int:
         )
         return frame.finish(result, quick=options.quick)
     was = json.loads(committed.read_text())["ratio"]
-    print(f"an episode costs {found['median']:.1f} calibrated steps (least {found['least']:.1f}), committed {was:.1f}")
-    if found["least"] <= TOLERANCE * was:
+    steps = f"{found['median']:.1f} calibrated steps ({found['least']:.1f} to {found['most']:.1f})"
+    print(f"an episode costs {steps}, committed {was:.1f}")
+    if found["median"] <= TOLERANCE * was:
         return 0
     print(f"that is more than {TOLERANCE} times as much: find what made it dearer, or commit to it with --write")
     return 1

@@ -251,9 +251,9 @@ def main() -> int:
     timing = frame.Timing.of(longest)
     result = frame.Result(
         name="long_batch",
-        ratio=timing.median / LIMIT_S,
+        ratio=timing.slowest / LIMIT_S,
         target=1.0,
-        what=f"longest stall of the event loop in a step on {num_tokens:,} tokens / {LIMIT_S * 1e3:g} ms",
+        what=f"longest stall of the event loop in {num_steps} steps on {num_tokens:,} tokens / {LIMIT_S * 1e3:g} ms",
         lower_is_better=True,
         details={"milliseconds": [1e3 * each for each in longest], "tokens": num_tokens, "length": length},
     )

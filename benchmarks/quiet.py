@@ -24,6 +24,11 @@ def busy_at_start() -> float | None:
     return None if found is None else float(found)
 
 
+def busy_at_end() -> float | None:
+    """Return how many cores are busy now that a benchmark has ended; None if nobody looked when it began."""
+    return None if busy_at_start() is None else round(look(), 2)
+
+
 def look() -> float:
     """Watch the machine for `WATCH_S` and return how many cores are busy."""
     seen = psutil.cpu_times_percent(interval=WATCH_S)

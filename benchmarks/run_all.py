@@ -31,6 +31,7 @@ SCRIPTS = (
     "memory",
     "shared_devices",
     "generation",
+    "served",
     "algorithms",
     "kinds",
     "agents",
@@ -39,8 +40,8 @@ SCRIPTS = (
     "equal_steps",
     "time_to_reward",
 )
-"""The short ones first. Never two at once: they measure the same cores. `served` and `prefix_sharing` are left out:
-they measure one engine, which must be named, and need its environment."""
+"""The short ones first. Never two at once: they measure the same cores. `prefix_sharing` is left out: it measures one
+engine, which must be named, and a pretrained model."""
 TIMEOUT_S = 3 * 3600
 
 

@@ -1,6 +1,7 @@
 """A served engine through its plugin, against the engine's own benchmark client and a plain copy of the weights.
 
-`python benchmarks/served.py vllm` (or sglang) starts one server through the plugin and measures three things on it:
+`python benchmarks/served.py vllm` (or sglang, or both) starts one server through the plugin and measures three things
+on it; an engine without an environment (`areal env create vllm --device cpu`) is left out, and said to be:
 
     tokens    output tokens/s of the plugin / of a client that sends the same bodies
     update    seconds to receive, prove and load new weights / to copy the same bytes once in memory
@@ -33,6 +34,7 @@ import frame
 import msgspec
 import torch
 
+from areal_core.contract.errors import EngineMissing
 from areal_core.contract.ids import RequestId
 from areal_core.contract.inference import GenerationRequest, InferenceSpec, SamplingParams
 from areal_core.plugins.registry import default_registry
@@ -43,6 +45,7 @@ from areal_torch.testing.models import make_tiny_model
 from areal_torch.testing.serving import FolderWeights
 
 PROMPT, OUTPUT = 32, 96
+ENGINES = ("vllm", "sglang")
 HEAD = 32
 """The smallest attention head vLLM's CPU kernel takes."""
 _CLIENT_TIMEOUT_S = 900.0
@@ -228,10 +231,10 @@ async def measure(name: str, folder: Path, large: Path, arguments: Any) -> dict[
 def main() -> int:
     """Measure and report; the result is the ratio of tokens/s."""
     parser = frame.parser(__doc__)
-    parser.add_argument("engine", choices=("vllm", "sglang"))
+    parser.add_argument("engines", nargs="*", choices=ENGINES, default=ENGINES)
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--requests", type=int, default=192)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.requests, arguments.rounds = 32, 1
@@ -239,16 +242,23 @@ def main() -> int:
         make = functools.partial(make_tiny_model, vocab_size=512, head_dim=HEAD, max_position=1024)
         folder = make(Path(scratch) / "model")
         large = make(Path(scratch) / "large", hidden=64 if arguments.quick else 768, layers=12)
-        table = asyncio.run(measure(arguments.engine, folder, large, arguments))
-    result = frame.Result(
-        name=f"served_{arguments.engine}",
-        script="served",
-        ratio=table["plugin_to_bare"],
-        target=1.0,
-        what=f"tokens/s through the {arguments.engine} plugin / of the same bodies sent by a bare client",
-        details=table,
-    )
-    return frame.finish(result, quick=arguments.quick)
+        for engine in arguments.engines:
+            try:
+                environment.find(engine, "cpu")
+            except EngineMissing as error:
+                print(f"{engine} is left out: {error}", flush=True)
+                continue
+            table = asyncio.run(measure(engine, folder, large, arguments))
+            result = frame.Result(
+                name=f"served_{engine}",
+                script="served",
+                ratio=table["plugin_to_bare"],
+                target=1.0,
+                what=f"tokens/s through the {engine} plugin / of the same bodies sent by a bare client",
+                details=table,
+            )
+            frame.finish(result, quick=arguments.quick)
+    return 0
 
 
 if __name__ == "__main__":

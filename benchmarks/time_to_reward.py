@@ -1,9 +1,10 @@
 """Seconds of reinforcement learning until the held-out reward is 0.9: areal against TRL.
 
 The same checkpoint, prompts, rewards and hyper-parameters on the same cores; for every seed each contender runs once,
-one after the other. All are evaluated every few steps on the same rows; evaluation and start-up count for nobody.
-What counts is the first evaluation at or above the reward; a run that never gets there counts with all its seconds
-and is told. Medians over seeds are compared. TRL's environment is that of `equal_steps.py`.
+one after the other, TRL with one thread and with two: the number with the lower median counts. All are evaluated every
+few steps on the same rows; evaluation and start-up count for nobody. What counts is the first evaluation at or above
+the reward; a run that never gets there counts with all its seconds and is told. Medians over seeds are compared. TRL's
+environment is that of `equal_steps.py`.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ def one_seed(task: str, seed: int, options: argparse.Namespace, scratch: Path) -
     folder = scratch / f"{task}-{seed}"
     found = {"areal": runs.areal_train(task, model, folder, settings, evaluate_every=every).reached}
     for kind in options.peers:
-        run = trl.train(kind, config, model, files, threads=options.threads, evaluate_every=every, steps=steps)
-        found[kind] = [(seconds, reward) for seconds, reward in run["reached"]]
+        for threads in options.threads:
+            run = trl.train(kind, config, model, files, threads=threads, evaluate_every=every, steps=steps)
+            found[f"{kind} {threads} threads"] = [(seconds, reward) for seconds, reward in run["reached"]]
     return found
 
 
@@ -75,13 +77,15 @@ def report(task: str, curves: dict[str, list[list[tuple[float, float]]]], option
         "curves": curves,
     }
     for kind in options.peers:
+        names = [name for name in spread if name.startswith(kind + " ")]
+        best = min(names, key=lambda name: spread[name]["median"])
         result = frame.Result(
             name=f"time_to_reward_{task}_{kind}",
             script="time_to_reward",
-            ratio=spread[kind]["median"] / spread["areal"]["median"],
+            ratio=spread[best]["median"] / spread["areal"]["median"],
             target=None,
             what=f"seconds of TRL {kind} / of areal until the held-out reward is {options.goal}, {task}",
-            details=details,
+            details=details | {"chosen": best},
         )
         frame.finish(result, quick=options.quick)
 
@@ -96,7 +100,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60, help="at most so many")
     parser.add_argument("--every", type=int, default=5, help="steps between two evaluations")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
-    parser.add_argument("--threads", type=int, default=2, help="of TRL's trainer")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="of TRL's trainer; the best counts")
     parser.add_argument("--trl-staleness", type=int, default=4, help="TRL's own default")
     options: argparse.Namespace = parser.parse_args()
     return options

@@ -82,7 +82,8 @@ ON_CPU = (
     Case(backend="archon:d1", options={"activation_checkpointing": "selective", "wrap": "layer"}),
     Case(backend="fsdp:d1", lengths=SQUARE),
 )
-"""The first of `small` with d decide the verdict. Backends that are not installed are left out."""
+"""Those with d alone and without options decide the verdict, of 76,000 parameters (`tiny`) and of
+4 million. Backends that are not installed are left out."""
 _GPU = {"size": "large", "device": "cuda", "num_sequences": 64, "repeats": 9}
 ON_CUDA = (
     *(Case(backend=text, **_GPU) for text in ("fsdp:d1", "archon:d1", "megatron:d1")),
@@ -299,14 +300,14 @@ def main() -> int:
         ][:3]
     with tempfile.TemporaryDirectory() as scratch:
         found = {case.title: measure(Path(scratch), case) for case in cases}
-    judged = [case for case in cases if not case.options and case.lengths == LONG_TAILED and case.size != "tiny"]
+    judged = [case for case in cases if not case.options and case.lengths == LONG_TAILED]
     deciding = [case for case in judged if set(parse_backend(case.backend).layout) <= {"d"}] or cases
     result = frame.Result(
         name="train_step" if options.device == "cpu" else f"train_step_{options.device}",
         script="train_step",
         ratio=min(found[case.title]["ratio"] for case in deciding),
-        target=0.95,
-        what="bare step / engine step, worst of the engines over data ranks",
+        target=1.0,
+        what="bare step / engine step, the worst engine over data ranks",
         details={"cases": found},
     )
     return frame.finish(result, quick=options.quick)
