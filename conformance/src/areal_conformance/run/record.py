@@ -19,7 +19,7 @@ from areal_conformance.outcome import Outcome
 from areal_core.contract.errors import ConfigError, StorageError
 
 SCHEMA = 1
-"""Of report.json. A field more keeps the number; one less, or another meaning, raises it."""
+"""Of report.json. A field more keeps the number, and readers ignore it; one less, or another meaning, raises it."""
 
 
 @frozen(kw_only=True)
@@ -177,7 +177,7 @@ class Record:
     command: str = ""
 
 
-_CONVERTER = cattrs.Converter(forbid_extra_keys=True)
+_CONVERTER = cattrs.Converter()
 for _words in (Tier, Outcome):  # a str by class, and so left as it is, which another process cannot be sent
     _CONVERTER.register_unstructure_hook(_words, str)
 
@@ -196,7 +196,7 @@ def record_from(data: Mapping[str, Any]) -> Record:
     """Return the record that `plain` made; the hash of a report file is no part of it.
 
     Raises:
-        ConfigError: another schema, or fields that are missing, unknown or of another type.
+        ConfigError: another schema, or fields that are missing or of another type.
     """
     found = data.get("schema") if isinstance(data, Mapping) else None
     if found != SCHEMA:
