@@ -18,10 +18,13 @@ versions and the machine; `make conformance` runs all of them. A verdict is abou
 What it is worth today stands beside it, as `areal conformance verify` says it:
 
 - `current`: on the present contract, with every check that this suite has for such a run.
-- `expired`: its role has a newer contract. `outdated`: this suite has checks that it lacks. It may still be right, and nobody has looked.
-- `unsealed`: it has no hash over its content, for the suite of its day made none; so nothing shows that it is as it was written.
+- `expired`: its role has a newer contract. `outdated`: this suite has checks that it lacks. It may still be right, but
+  nobody has looked.
+- `unsealed`: it has no hash over its content, as the suite of its day made none; nothing shows that it is as it was
+  written.
 
-[What makes a report current](../how-to/publish-a-report.md#whether-it-still-holds) · `areal conformance site` compares them all.
+[What makes a report current](../how-to/publish-a-report.md#whether-it-still-holds) ·
+`areal conformance site` compares them all.
 [How conformance is judged](../explanation/conformance.md) · [Certify a backend](../tutorial/certify-a-backend.md)
 
 | target | device | levels | contract | verdict | stands | | report |
