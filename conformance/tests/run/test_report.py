@@ -105,7 +105,7 @@ def test_the_schema_is_pinned(record: Record) -> None:
     assert {
         "schema", "suite", "core", "contract", "subject", "verdict", "line", "standings", "left_out", "claims",
         "tolerances", "ledger", "checks", "notes", "laws", "versions", "git", "seed", "started", "seconds", "command",
-        "sources",
+        "sources", "bounds",
     } == set(data)  # fmt: skip
     assert {
         "id", "title", "law", "spec", "level", "tier", "claims", "provisional", "outcome", "message", "seconds",

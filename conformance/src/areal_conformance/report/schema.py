@@ -22,7 +22,7 @@ import attrs
 from areal_conformance.run.record import SCHEMA, Record
 
 PATH = Path(__file__).with_name("report.schema.json")
-_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
+_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
 def schema() -> dict[str, Any]:

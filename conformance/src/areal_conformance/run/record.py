@@ -122,6 +122,17 @@ class Widened:
 
 
 @frozen(kw_only=True)
+class Bound:
+    """What a figure of level 5 was held to."""
+
+    figure: str
+    at_least: float | None
+    at_most: float | None
+    by: str
+    """The adapter, or the name of the file of whoever made the run."""
+
+
+@frozen(kw_only=True)
 class Declared:
     """An entry of the ledger that applies to this run."""
 
@@ -162,6 +173,8 @@ class Record:
     claims: tuple[Answer, ...] = ()
     tolerances: tuple[Widened, ...] = ()
     ledger: tuple[Declared, ...] = ()
+    bounds: tuple[Bound, ...] = ()
+    """Of figures; a report of level 4 or less has none."""
     checks: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
     laws: dict[str, str] = Factory(dict)
