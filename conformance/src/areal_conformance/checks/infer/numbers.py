@@ -40,7 +40,7 @@ MEAN, MOST, GAP_RATIO = f"{GAP}, mean", f"{GAP}, most", f"{GAP} / that of a plai
     level=Level.NUMBERS,
     law=1,
     spec=GENERATE,
-    deadline_s=600.0,
+    deadline_s=900.0,
     figures=(RATE, RATE_RATIO, PEAK, MEMORY_RATIO),
 )
 async def tokens(bench: InferBench) -> None:

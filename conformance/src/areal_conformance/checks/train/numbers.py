@@ -47,7 +47,7 @@ MEAN, MOST, GAP_RATIO = f"{GAP}, mean", f"{GAP}, most", f"{GAP} / that of a plai
     level=Level.NUMBERS,
     law=6,
     spec=SPEC,
-    deadline_s=300.0,
+    deadline_s=600.0,
     figures=(STEP, TOKENS, STEP_RATIO, PEAK, MEMORY_RATIO),
 )
 def step(bench: TrainBench) -> None:
