@@ -25,6 +25,14 @@ def test_the_page_lists_them() -> None:
     }
 
 
+def test_the_page_lists_everything_that_adapters_are_made_of() -> None:
+    """The classes of `areal_conformance.adapter`, all of which tutorials tell authors to import."""
+    found = importlib.import_module("areal_conformance.adapter")
+    public = {name for name, one in vars(found).items() if inspect.isclass(one) and one.__module__ == found.__name__}
+
+    assert {f"{found.__name__}.{name}" for name in public} == {one for one in NAMES if found.__name__ in one}
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_helper_is_importable_and_documented(name: str) -> None:
     """By the name on the page, and no part of the way is private."""

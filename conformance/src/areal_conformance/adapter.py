@@ -165,7 +165,17 @@ class Promise:
     """
 
     at_least: float = -math.inf
-    at_most: float = math.inf
+    at_most: float = field(default=math.inf)
+
+    @at_most.validator
+    def _some_are_within(self, _attribute: object, value: float) -> None:
+        if not self.at_least <= value:
+            raise ValueError(f"no figure is {self.at_least:g} or more and {value:g} or less")
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        ends = {f"{self.at_least:g} or more": self.at_least, f"{self.at_most:g} or less": self.at_most}
+        return " and ".join(words for words, end in ends.items() if math.isfinite(end)) or "anything"
 
 
 def _build(case: Case) -> Any:
@@ -211,7 +221,8 @@ class Adapter:
     bounds: Mapping[str, Bounds] = Factory(dict)
     """Option -> the last values it takes, and the first it refuses."""
     promises: Mapping[str, Promise] = Factory(dict)
-    """Figure of level 5, by its name in the report -> the bounds you promise: `step of a plain loop / step`, ..."""
+    """Figure of level 5, by its name in the report -> the bounds you promise: `step of a plain loop / step`, ...
+    Whoever makes a run may set others (`--bounds`)."""
     without_effect: Mapping[str, str] = Factory(dict)
     """Option -> why no variant has it: what it changes is speed, waiting, or seen nowhere here. With variants, every
     option of the config class is in one, in `options`, in a threshold, or here."""

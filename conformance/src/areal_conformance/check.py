@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum, StrEnum
 from typing import Any
 
@@ -81,6 +81,8 @@ class Check:
     """Times the adapter's patience: a check that takes longer fails, naming law 9."""
     provisional: bool = False
     """Runs and is reported apart, without effect on the verdict, for one minor version."""
+    figures: tuple[str, ...] = ()
+    """What a check of level 5 tells, by the names in the report; `{dtype}` stands for each dtype of the adapter."""
 
     @id.validator
     def _well_formed(self, _attribute: object, value: str) -> None:
@@ -96,6 +98,10 @@ class Check:
     def role(self) -> str:
         """Return the role it belongs to, or `static`."""
         return self.id.partition(".")[0]
+
+    def figures_in(self, dtypes: Iterable[str]) -> tuple[str, ...]:
+        """Return the figures it tells of a backend with these dtypes."""
+        return tuple(dict.fromkeys(name.replace("{dtype}", dtype) for name in self.figures for dtype in dtypes))
 
     @property
     def is_async(self) -> bool:
@@ -116,6 +122,7 @@ def check(
     ranks: int = 1,
     deadline_s: float = 60.0,
     provisional: bool = False,
+    figures: tuple[str, ...] = (),
 ) -> Callable[[Body], Check]:
     """Turn a function of a bench into a Check. The tier is `extended` where claims decide, else `core`."""
 
@@ -137,6 +144,7 @@ def check(
             ranks=ranks,
             deadline_s=deadline_s,
             provisional=provisional,
+            figures=figures,
         )
 
     return decorate

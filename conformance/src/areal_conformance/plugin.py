@@ -30,6 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--areal-report", metavar="DIR", default="", help="write report.json, .md, .html, badge.svg there")
     group.addoption("--areal-import", metavar="FILE", action="append", default=[], help="import this file first")
     group.addoption("--areal-ledger", metavar="FILE", default="", help="known failures, instead of the plugin's own")
+    group.addoption("--areal-bounds", metavar="FILE", default="", help="bounds of figures, instead of the plugin's own")
     group.addoption("--areal-check", metavar="ID", action="append", default=[], help="only this; * for any part")
     group.addoption("--areal-only-failed", metavar="REPORT", default="", help="only what failed in this report")
     group.addoption("--areal-patience", metavar="FACTOR", type=float, default=1.0, help="multiply every deadline")

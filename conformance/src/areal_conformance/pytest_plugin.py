@@ -85,6 +85,7 @@ def _asked(config: pytest.Config) -> Asked:
         only=option("areal_check"),
         imports=option("areal_import"),
         ledger=option("areal_ledger"),
+        bounds=option("areal_bounds"),
         failed_in=option("areal_only_failed"),
         jobs=option("areal_jobs"),
         patience=option("areal_patience"),

@@ -106,6 +106,7 @@ class Session:
             return Outcome.ERROR, f"the bench could not be set up: {_told(error)}", None
         try:
             self._runner.run(partial(check.body, bench), deadline)
+            bench.judge_figures()
             outcome, message = Outcome.PASS, ""
         except Hung as error:
             self._abandon()

@@ -253,11 +253,40 @@ def test_a_figure_is_told_and_judged_where_the_adapter_promises_one(
     run: Any, promise: Promise | None, outcome: Outcome
 ) -> None:
     """The figure is in the result either way; without a promise no value fails."""
-    measured = make(lambda bench: bench.tell("speed", 2.0), level=Level.NUMBERS)
+    measured = make(lambda bench: bench.tell("speed", 2.0), level=Level.NUMBERS, figures=("speed",))
     result = run(target(promises={"speed": promise} if promise else {}), measured)
 
     assert (result.outcome, result.numbers) == (outcome, {"speed": 2.0})
-    assert outcome is Outcome.PASS or "speed is 2; the adapter promises" in result.message
+    assert outcome is Outcome.PASS or f"speed is 2, must be {promise}" in result.message
+
+
+def test_figures_are_judged_when_all_are_told(run: Any) -> None:
+    """A figure outside keeps no other from the report; one that is bound and was not measured is not passed over."""
+
+    def tells_two(bench: Bench) -> None:
+        bench.tell("float32 speed", 2.0)
+        bench.tell("memory", 1.0)
+
+    measured = make(tells_two, level=Level.NUMBERS, figures=("{dtype} speed", "memory", "ratio"))
+    slow = run(target(promises={"float32 speed": Promise(at_least=3.0)}), measured)
+    assert (slow.outcome, slow.numbers) == (Outcome.FAIL, {"float32 speed": 2.0, "memory": 1.0})
+
+    unknown = run(target(promises={"ratio": Promise(at_most=3.0)}), measured)
+    assert (unknown.outcome, unknown.message) == (Outcome.INCONCLUSIVE, "not measured here, and bound: ratio")
+
+
+def test_a_check_tells_the_figures_it_names_and_no_other(run: Any) -> None:
+    """Else nobody could bound it: names of bounds are compared with those."""
+    result = run(target(), make(lambda bench: bench.tell("pace", 2.0), level=Level.NUMBERS, figures=("speed",)))
+
+    assert result.outcome is Outcome.ERROR
+    assert "tells 'pace', which is none of its figures" in result.message
+
+
+def test_a_promise_within_which_nothing_lies_is_none() -> None:
+    """Told where it is written."""
+    with pytest.raises(ValueError, match="no figure is 2 or more and 1 or less"):
+        Promise(at_least=2.0, at_most=1.0)
 
 
 def test_more_ranks_than_the_run_has_are_skipped(run: Any) -> None:

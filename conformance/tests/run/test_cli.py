@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import subprocess
@@ -14,7 +15,9 @@ import attrs
 import pytest
 
 from areal_conformance.checks import all_checks
+from areal_conformance.cli.app import app
 from areal_conformance.cli.listing import explained
+from areal_conformance.cli.run import run
 from areal_conformance.report.seal import sealed
 from areal_conformance.run.record import Record, Row, Subject, write_text
 from areal_core.cli.main import main
@@ -84,6 +87,17 @@ def test_a_check_that_the_documentation_names_is_there(page: str) -> None:
 
     assert named
     assert [one or other for one, other in named if (one or other) not in all_checks()] == []
+
+
+def test_the_readme_names_every_command_and_every_option_of_run() -> None:
+    """What nobody is told of, nobody finds."""
+    text = (ROOT / "conformance/README.md").read_text(encoding="utf-8")
+    commands = [name for name in app if not name.startswith("-")]
+    options = {"imports": "import"}
+    flags = [options.get(name, name).replace("_", "-") for name in inspect.signature(run).parameters]
+
+    assert [name for name in commands if f"areal conformance {name}" not in text] == []
+    assert [flag for flag in flags if f"--{flag}" not in text] == []
 
 
 def test_an_unknown_mutant_is_answered_with_a_near_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,13 +13,17 @@ from typing import Any
 import attrs
 import jsonschema  # type: ignore[import-untyped]
 import pytest
+from tools.report_table import table
 
+from areal_conformance.check import Level, Tier
+from areal_conformance.inventory import Inventory, Pinned, read_inventory
 from areal_conformance.report import write_reports
 from areal_conformance.report.badge import badge
 from areal_conformance.report.schema import PATH, schema, text
-from areal_conformance.report.seal import expired, look_at
+from areal_conformance.report.seal import expired, look_at, outdated
 from areal_conformance.report.site import write_site
 from areal_conformance.run.plan import closed
+from areal_conformance.run.profile import pinned_for
 from areal_conformance.run.record import Record, Row, Source, Subject
 from areal_core.cli.main import main
 from areal_core.contract.errors import ConfigError
@@ -31,9 +35,12 @@ NOW = {role: ".".join(map(str, version)) for role, version in CONTRACT.items()}
 Published = Callable[..., Path]
 
 
+TOY = Subject(role="workflow", name="toy", device="cpu", ranks=1, level=4, contract="1.3")
+
+
 def recorded(row: Callable[..., Row], *rows: Row, **fields: Any) -> Record:
     """Return the record of a run of the workflow toy. Any: fields of the record."""
-    about = fields.pop("subject", Subject(role="workflow", name="toy", device="cpu", ranks=1, level=4, contract="1.3"))
+    about = fields.pop("subject", TOY)
     source = Source(name="areal-toy", version="2.1", commit="0123456789ab", sha256="f" * 64, files=3)
     given = {"suite": "1.0", "core": "1.0", "contract": NOW, "sources": (source,), "started": "2026-01-02T03:04:05"}
     made = rows or (row("a.one", numbers={"gap": 1e-7}), row("b.one"))
@@ -41,11 +48,19 @@ def recorded(row: Callable[..., Row], *rows: Row, **fields: Any) -> Record:
 
 
 @pytest.fixture
-def published(tmp_path: Path, row: Callable[..., Row]) -> Published:
-    """Return a function that writes the reports of a record and returns their folder."""
+def owed(row: Callable[..., Row]) -> tuple[Row, ...]:
+    """Return a row for every check that a run of the workflow toy owes today."""
+    pinned = pinned_for("workflow", read_inventory(), level=4, ranks=1, contract=CONTRACT["workflow"])
+    return tuple(attrs.evolve(row("owed"), id=key) for key in pinned)
+
+
+@pytest.fixture
+def published(tmp_path: Path, row: Callable[..., Row], owed: tuple[Row, ...]) -> Published:
+    """Return a function that writes the reports of a record of this suite and returns their folder."""
 
     def written(name: str = "out", *rows: Row, **fields: Any) -> Path:
-        write_reports(recorded(row, *rows, **fields), tmp_path / name)
+        given = rows or (row("a.one", numbers={"gap": 1e-7}), row("b.one"))
+        write_reports(recorded(row, *given, *owed, **fields), tmp_path / name)
         return tmp_path / name
 
     return written
@@ -114,14 +129,83 @@ def test_a_report_expires_with_the_contract(published: Published, row: Callable[
     assert main(["conformance", "verify", str(published("old", contract={**NOW, "workflow": "1.2"}))]) == 3
 
 
+def pinned(level: Level, **facts: Any) -> Pinned:
+    """Return a check of workflows as the inventory has it. Any: its fields."""
+    return Pinned(role="workflow", level=level, tier=Tier.CORE, **facts)
+
+
+def test_a_report_without_a_check_that_its_run_would_owe_today_is_outdated(row: Callable[..., Row]) -> None:
+    """By role, level, ranks and contract; skipped by claim is not lacking, and what has no say yet is not missed."""
+    had = {"workflow.a.one": pinned(Level.SINGLE), "workflow.b.one": pinned(Level.STATIC, requires=("images",))}
+    record = recorded(row, row("a.one"), row("b.one", "skip"))
+    assert outdated(record, Inventory(checks=had)) == ""
+
+    not_owed = {
+        "workflow.a.ranks": pinned(Level.SINGLE, ranks=2),
+        "workflow.a.numbers": pinned(Level.NUMBERS),
+        "workflow.a.later": pinned(Level.SINGLE, since="9.9"),
+        "workflow.a.provisional": pinned(Level.SINGLE, provisional=True),
+        "train.a.other": Pinned(role="train", level=Level.SINGLE, tier=Tier.CORE),
+    }
+    assert outdated(record, Inventory(checks={**had, **not_owed})) == ""
+
+    came = {"workflow.a.two": pinned(Level.SINGLE), "static.a.one": Pinned(role="static", level=0, tier=Tier.CORE)}
+    assert outdated(record, Inventory(checks={**had, **came})) == "it lacks 2 checks, e.g. static.a.one"
+    deeper = recorded(row, *record.checks, subject=attrs.evolve(TOY, ranks=2))
+    assert outdated(deeper, Inventory(checks={**had, **not_owed})) == "it lacks workflow.a.ranks"
+
+
+def test_an_outdated_report_holds_and_is_told(
+    published: Published, owed: tuple[Row, ...], row: Callable[..., Row], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In `verify`, in the table and on the site, which say the same."""
+    folder = published("reports/old", row("a.one"))
+    lost = owed[-1].id
+    whole = json.loads((folder / "report.json").read_text())
+    assert [look_at(folder).standing, main(["conformance", "verify", str(folder)])] == ["current", 0]
+
+    less = [one for one in whole["checks"] if one["id"] != lost]
+    changed(folder, lambda data: data.update(checks=less))
+    changed(folder, lambda data: data.update(sha256=look_at(folder).sha256))
+    capsys.readouterr()
+    assert main(["conformance", "verify", str(folder)]) == 3
+    assert f"outdated: it lacks {lost}\n" in capsys.readouterr().out
+    assert f"| success | outdated: it lacks {lost} |" in table(folder.parent)
+    assert main(["conformance", "site", str(folder.parent), "--out", str(folder.parent / "site")]) == 0
+    assert f"outdated: it lacks {lost}" in (folder.parent / "site/index.html").read_text()
+    assert f"Outdated: it lacks {lost}." in (folder.parent / "site/old/index.html").read_text()
+
+
+def test_the_table_tells_what_each_report_is_worth(published: Published, row: Callable[..., Row]) -> None:
+    """Beside the verdict, in the words of `verify`."""
+    published("reports/now", row("a.one"))
+    published("reports/of_old", row("a.one"), contract={**NOW, "workflow": "1.2"})
+    changed(published("reports/open", row("a.one")), lambda data: data.pop("sha256"))
+    bad = changed(published("reports/spoiled", row("a.one")), lambda data: data.update(seed=5))
+
+    assert [line.split("|")[6].strip() for line in table(bad.parent).splitlines() if "/report.md" in line] == [
+        "current",
+        f"expired: workflow contract 1.2, now {NOW['workflow']}",
+        "unsealed",
+        "does not hold",
+    ]
+
+
+def test_a_contract_that_is_no_version_is_told(published: Published) -> None:
+    """Whoever wrote it by hand."""
+    with pytest.raises(ConfigError, match="the report names contract new"):
+        look_at(published("hand", contract={**NOW, "workflow": "new"}))
+
+
 def test_the_schema_is_that_of_the_record(published: Published) -> None:
-    """`python -m areal_conformance.report.schema --write` was run; a report is of it, and one with more is not."""
+    """`python -m areal_conformance.report.schema --write` was run; a report is of it, one with more fields too."""
     assert text() == PATH.read_text(encoding="utf-8")
     jsonschema.Draft202012Validator.check_schema(schema())
     data = json.loads((published() / "report.json").read_text())
     VALIDATOR.validate(data)
+    VALIDATOR.validate({**data, "more": 1, "checks": [{**one, "more": 1} for one in data["checks"]]})
 
-    for spoiled in ({**data, "more": 1}, {**data, "schema": 2}, {**data, "verdict": 1}, {**data, "checks": [{}]}):
+    for spoiled in ({**data, "schema": 2}, {**data, "verdict": 1}, {**data, "checks": [{}]}):
         with pytest.raises(jsonschema.ValidationError):
             VALIDATOR.validate(spoiled)
 

@@ -112,12 +112,30 @@ class Bench:
         return looser
 
     def tell(self, figure: str, value: float) -> None:
-        """Put a figure into the report; Violation if the adapter promised another."""
+        """Put a figure into the report, one of those that the check names."""
+        if figure not in self.check.figures_in(self.target.adapter.dtypes):
+            raise HarnessError(f"{self.check.id} tells {figure!r}, which is none of its figures")
         self.numbers[figure] = value
-        promise = self.target.adapter.promises.get(figure)
-        if promise and not promise.at_least <= value <= promise.at_most:
-            told = f"{promise.at_least:g} at least, {promise.at_most:g} at most"
-            raise Violation(f"{figure} is {value:.4g}; the adapter promises {told}")
+
+    def judge_figures(self) -> None:
+        """Hold the figures of the check to the bounds that the adapter or the run sets.
+
+        Raises:
+            Violation: some are outside.
+            Inconclusive: one that has bounds was not measured.
+        """
+        promises = self.target.adapter.promises
+        bound = [name for name in self.check.figures_in(self.target.adapter.dtypes) if name in promises]
+        told = {name: self.numbers[name] for name in bound if name in self.numbers}
+        outside = [
+            f"{name} is {value:.4g}, must be {promises[name]}"
+            for name, value in told.items()
+            if not promises[name].at_least <= value <= promises[name].at_most
+        ]
+        if outside:
+            raise Violation("; ".join(outside))
+        if len(told) < len(bound):
+            raise Inconclusive(f"not measured here, and bound: {', '.join(name for name in bound if name not in told)}")
 
     @contextlib.contextmanager
     def crossing(self, counts: str, default: int = 0) -> Iterator[tuple[int, ...]]:

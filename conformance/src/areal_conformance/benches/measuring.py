@@ -1,4 +1,5 @@
-"""Figures of level 5: seconds in turns, medians, and the most memory that a process and its children held.
+"""Figures of level 5: seconds in turns, medians, the most memory that a process and its children held, and what
+something adds to it.
 
 Knows: clocks and resident memory.
 Does not know: what is measured, or which figures are good.
@@ -7,6 +8,8 @@ Does not know: what is measured, or which figures are good.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import statistics
 import threading
 import time
@@ -16,7 +19,7 @@ import psutil
 import torch
 from attrs import define
 
-REPEATS = 5
+REPEATS, LIVES = 5, 3
 _LOOK_S = 0.01
 
 
@@ -49,11 +52,48 @@ class Peak:
     """The most bytes seen so far."""
 
     bytes: int = 0
+    began: int = 0
+    """What was held before."""
 
     @property
     def megabytes(self) -> float:
         """Return it in 10^6 bytes."""
         return self.bytes / 1e6
+
+    @property
+    def grown(self) -> int:
+        """Return what came on top of what was held before."""
+        return max(0, self.bytes - self.began)
+
+
+def grown_in_turns(device: str, lives: Mapping[str, Callable[[], object]], repeats: int = LIVES) -> dict[str, float]:
+    """Return the median bytes that each life adds to what was held before it; they take turns.
+
+    A life builds something, works with it and lets it go. The first turn does not count: what a library keeps from its
+    first use on belongs to nobody.
+    """
+    grown: dict[str, list[int]] = {name: [] for name in lives}
+    for _ in range(repeats + 1):
+        for name, life in lives.items():
+            _let_go()
+            with peak_memory(device) as peak:
+                life()
+            grown[name].append(peak.grown)
+    return {name: statistics.median(found[1:]) for name, found in grown.items()}
+
+
+async def awaited_grown_in_turns(
+    device: str, lives: Mapping[str, Callable[[], Awaitable[object]]], repeats: int = LIVES
+) -> dict[str, float]:
+    """As `grown_in_turns`, for coroutine functions."""
+    grown: dict[str, list[int]] = {name: [] for name in lives}
+    for _ in range(repeats + 1):
+        for name, life in lives.items():
+            _let_go()
+            with peak_memory(device) as peak:
+                await life()
+            grown[name].append(peak.grown)
+    return {name: statistics.median(found[1:]) for name, found in grown.items()}
 
 
 @contextlib.contextmanager
@@ -64,9 +104,11 @@ def peak_memory(device: str) -> Iterator[Peak]:
     accelerator = None if device == "cpu" else torch.get_device_module(device)
     if accelerator is not None:
         accelerator.reset_peak_memory_stats()
+        peak.began = accelerator.memory_allocated()
         yield peak
         peak.bytes = accelerator.max_memory_allocated()
         return
+    peak.began = _resident()
     ended = threading.Event()
 
     def follow() -> None:
@@ -81,6 +123,14 @@ def peak_memory(device: str) -> Iterator[Peak]:
         ended.set()
         thread.join()
         peak.bytes = max(peak.bytes, _resident())
+
+
+def _let_go() -> None:
+    """Give back what nobody uses any more, so that it is not held twice and counted once."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+    if trim is not None:
+        trim(0)
 
 
 def _resident() -> int:

@@ -59,6 +59,7 @@ def arguments_of(asked: Asked, command: str) -> list[str]:
         "--areal-ranks": str(asked.ranks),
         "--areal-level": str(asked.level),
         "--areal-ledger": asked.ledger,
+        "--areal-bounds": asked.bounds,
         "--areal-only-failed": asked.failed_in,
         "--areal-patience": f"{asked.patience:g}",
         "--areal-contract": asked.contract,

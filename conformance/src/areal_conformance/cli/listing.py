@@ -112,6 +112,9 @@ def explained(check: Check, killed: dict[str, str] | None) -> str:
         lines.append(f"made where claimed: {', '.join(check.requires)}")
     if check.unless:
         lines.append(f"made where not claimed: {', '.join(check.unless)}")
+    if check.figures:
+        lines += ["tells, and holds to bounds where some are set (Adapter.promises, --bounds):"]
+        lines += [f"  {figure}" for figure in check.figures]
     rest = (inspect.getdoc(check.body) or "").partition("\n")[2].strip()
     if rest:
         lines += ["", rest]

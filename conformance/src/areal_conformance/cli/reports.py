@@ -37,9 +37,10 @@ def compare_reports(before: Path, after: Path) -> int:
 
 
 def verify(report: Path, *, sha256: str = "") -> int:
-    """Say whether a report is as it was written, and about the present contract.
+    """Say whether a report is as it was written, about the present contract, and of all checks of this suite.
 
-    Exit codes: 0 it holds, 1 it was changed or says what its checks do not, 3 it holds and the contract went on.
+    Exit codes: 0 it holds, 1 it was changed or says what its checks do not, 3 it holds and is overtaken: by a newer
+    contract, or by checks that came since.
 
     Args:
         report: A report.json, or its folder.
@@ -58,9 +59,12 @@ def verify(report: Path, *, sha256: str = "") -> int:
         print(f"does not hold: {fault}")
     if seal.expired:
         print(f"expired: {seal.expired}")
-    if not faults and not seal.expired:
+    if seal.outdated:
+        print(f"outdated: {seal.outdated}")
+    overtaken = seal.expired or seal.outdated
+    if not faults and not overtaken:
         print("holds")
-    return 1 if faults else 3 if seal.expired else 0
+    return 1 if faults else 3 if overtaken else 0
 
 
 def site(folder: Path, *, out: Path) -> int:

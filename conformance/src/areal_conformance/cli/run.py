@@ -52,6 +52,7 @@ def run(
     imports: Annotated[tuple[Path, ...], Parameter(name="--import"), Several] = (),
     only_failed: Path | None = None,
     ledger: Path | None = None,
+    bounds: Path | None = None,
     patience: float = 1.0,
     contract: Word = "",
     zoo: Annotated[int, Parameter(show_default=False)] = 0,
@@ -75,6 +76,7 @@ def run(
         imports: Register this .py file first, or these.
         only_failed: Run only the checks that did not pass in this report.json, or its folder.
         ledger: Known failures; conformance.toml in the plugin's package if not given.
+        bounds: What figures of level 5 are held to, as toml, instead of what the plugin's adapter promises of them.
         patience: Multiply every deadline by this: a slow or busy machine.
         contract: Check only rules of this version of the role's contract, X.Y, instead of this core's.
         zoo: Draw so many models of each family, instead of 3 to 5; 30 are every pair of what config.json can say.
@@ -95,6 +97,7 @@ def run(
             only=check,
             imports=tuple(str(path) for path in imports),
             ledger=str(ledger.resolve()) if ledger else "",
+            bounds=str(bounds.resolve()) if bounds else "",
             failed_in=str(only_failed.resolve()) if only_failed else "",
             patience=patience,
             contract=contract,

@@ -1,4 +1,4 @@
-"""What speed is told against: transformers' own model in a plain PyTorch loop, on the same device, in the same dtype.
+"""What figures are told beside: transformers' own model in a plain PyTorch loop, on the same device, in one dtype.
 
 Knows: right-padded steps with AdamW, a static batch through `generate`.
 Does not know: packing, ranks, updates, or what is measured.
@@ -48,6 +48,16 @@ class PlainTrainer:
         self._optimizer.zero_grad()
         return float(loss.detach())
 
+    @torch.no_grad()
+    def logprobs(self, batch: Batch) -> Tensor:
+        """Return the log-prob of each token of the batch [T], that of a sequence's first token 0."""
+        ids = self._rows(batch, "input_ids")
+        real = self._rows(batch, "input_ids", filled=torch.ones_like)
+        logits = self._model(input_ids=ids, attention_mask=real, use_cache=False).logits[:, :-1].float()
+        chosen = logits.log_softmax(-1).gather(2, ids[:, 1:, None]).squeeze(2)
+        rows = torch.cat([chosen.new_zeros(len(chosen), 1), chosen], dim=1).cpu()
+        return torch.cat([row[:length] for row, length in zip(rows, batch.lengths.tolist(), strict=True)])
+
     def _rows(self, batch: Batch, name: str, filled: Any = None) -> Tensor:  # Any: a function of a tensor
         column = batch.tokens[name]
         column = filled(column) if filled else column
@@ -59,6 +69,15 @@ class PlainGenerator:
 
     def __init__(self, folder: Path, *, dtype: str, device: str) -> None:
         self._model, self._device = _opened(folder, dtype, device).eval(), device
+
+    @torch.no_grad()
+    def logprobs(self, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
+        """Return the log-prob of each token of an output, in float32 at least."""
+        ids = torch.tensor([[*prompt, *output]], device=self._device)
+        logits = self._model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        chosen: Tensor = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0]
+        return chosen.cpu()
 
     def answer(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Tensor:
         """Return prompts of one length and as many new tokens each, sampled at temperature 1."""

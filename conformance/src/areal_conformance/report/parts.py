@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from areal_conformance.check import Level
 from areal_conformance.outcome import ALLOWED, DISTANCE, Outcome
-from areal_conformance.run.record import Record, Row, Source
+from areal_conformance.run.record import Bound, Record, Row, Source
 
 FOOTER = "A pass shows that no error was found, not that there is none."
 LEVELS = ("static", "single", "distributed", "loop", "faults", "numbers")
@@ -78,10 +78,11 @@ def facts(record: Record) -> dict[str, str]:
 def tables(record: Record) -> dict[str, tuple[tuple[str, ...], list[tuple[str, ...]]]]:
     """Return what stands below the checks: heading -> columns and rows; the first column holds names."""
     why = [(one, " ".join(filter(None, (one.condition, one.why, one.issue)))) for one in record.claims]
+    bounds = {one.figure: one for one in record.bounds}
     return {
         "Figures": (
-            ("figure", "value", "check"),
-            [(name, f"{value:.4g}", key) for key, name, value in figures(record)],
+            ("figure", "value", "bounds", "check"),
+            [(name, f"{value:.4g}", _bounds(bounds.get(name)), key) for key, name, value in figures(record)],
         ),
         "Profiles": (
             ("profile", "verdict", "checks"),
@@ -126,6 +127,16 @@ def figures(record: Record) -> list[tuple[str, str, float]]:
         if row.level == Level.NUMBERS
         for name, value in row.numbers.items()
     ]
+
+
+def _bounds(bound: Bound | None) -> str:
+    if bound is None:
+        return ""
+    ends = (
+        f"{bound.at_least:g} or more" if bound.at_least is not None else "",
+        f"{bound.at_most:g} or less" if bound.at_most is not None else "",
+    )
+    return f"{' and '.join(filter(None, ends))} ({bound.by})"
 
 
 def law_line(record: Record, number: int) -> str:

@@ -1,6 +1,7 @@
 """The JSON schema of report.json, made from the classes of the record: `python -m areal_conformance.report.schema`.
 
-The committed file, `report.schema.json` beside this module, is for whoever reads reports without this suite.
+The committed file, `report.schema.json` beside this module, is for whoever reads reports without this suite. It says
+nothing of fields it does not know: a suite of tomorrow may write more under the same number, and readers ignore it.
 
 Knows: which JSON a field of a type is.
 Does not know: what the fields mean.
@@ -21,7 +22,7 @@ import attrs
 from areal_conformance.run.record import SCHEMA, Record
 
 PATH = Path(__file__).with_name("report.schema.json")
-_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean"}
+_PLAIN = {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}
 
 
 def schema() -> dict[str, Any]:
@@ -51,7 +52,6 @@ def _class(kind: type, definitions: dict[str, Any]) -> dict[str, Any]:
         "type": "object",
         "properties": {field.name: _type(hints[field.name], definitions) for field in fields},
         "required": needed,
-        "additionalProperties": False,
     }
 
 

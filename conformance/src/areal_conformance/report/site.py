@@ -119,6 +119,9 @@ def _told(entry: Entry) -> Mapping[str, str]:
     contract = escape(record.subject.contract)
     if seal.expired:
         contract += f"<br><span class=expired>expired: {escape(seal.expired)}</span>"
+    suite = escape(record.suite)
+    if seal.outdated:
+        suite += f"<br><span class=expired>outdated: {escape(seal.outdated)}</span>"
     sources = record.sources
     return {
         "verdict": verdict,
@@ -126,7 +129,7 @@ def _told(entry: Entry) -> Mapping[str, str]:
         "contract": contract,
         "version": escape(" + ".join(f"{one.name} {one.version}".strip() for one in sources) or record.subject.origin),
         "commit": escape(" + ".join(filter(None, (one.commit for one in sources))) or record.git),
-        "suite": escape(record.suite),
+        "suite": suite,
         "made": escape(record.started[:10]),
     }
 
@@ -144,7 +147,8 @@ def _cell(area: str, counts: Counter[Outcome]) -> str:
 def _notices(seal: Seal) -> list[str]:
     """Return what the page of a report says of it beyond what it says itself."""
     expired = [f"Expired: {seal.expired}. It was true of the contract it names."] if seal.expired else []
-    return [*(f"This report does not hold: {fault}." for fault in seal.faults), *expired]
+    outdated = [f"Outdated: {seal.outdated}. An older suite made it."] if seal.outdated else []
+    return [*(f"This report does not hold: {fault}." for fault in seal.faults), *expired, *outdated]
 
 
 def _place(path: Path) -> str:

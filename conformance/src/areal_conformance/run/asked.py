@@ -56,6 +56,8 @@ class Asked:
     """An older minor of the role's contract: only checks of rules that it has. Empty: the version of this core."""
     zoo: int = 0
     """Models of each family that are drawn; 0 leaves the number to the suite."""
+    bounds: str = ""
+    """A file: what figures of level 5 are held to, in the place of what the adapter promises."""
 
     @patience.validator
     def _waits(self, _attribute: object, value: float) -> None:

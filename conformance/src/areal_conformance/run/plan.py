@@ -18,8 +18,9 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from areal_conformance.check import Check
+from areal_conformance.check import Check, Level
 from areal_conformance.run.asked import LEVEL, Asked
+from areal_conformance.run.bounds import bounded, bounds_asked, bounds_told, figures_of
 from areal_conformance.run.chosen import chosen, failed_in
 from areal_conformance.run.facts import claims_of, facts_of
 from areal_conformance.run.ledger import Ledger, read_ledger
@@ -62,7 +63,10 @@ def make_plan(asked: Asked, suite: Suite, *, now: datetime, command: str) -> Pla
     target = suite.locate(locator)
     role = target.role
     every = tuple(suite.checks_of(role))
-    refuse_adapter(target, {*suite.inventory.checks, *(check.id for check in every)})
+    figures = figures_of(every, target)
+    refuse_adapter(target, {*suite.inventory.checks, *(check.id for check in every)}, figures)
+    bounds = bounds_asked(asked, target, figures)
+    target = bounded(target, bounds)
     contract = _contract(asked.contract, role)
     profile = make_profile(
         role, every, suite.inventory, level=asked.level, ranks=target.locator.ranks, contract=contract
@@ -93,6 +97,7 @@ def make_plan(asked: Asked, suite: Suite, *, now: datetime, command: str) -> Pla
             Declared(**{field.name: str(getattr(known, field.name)) for field in attrs.fields(Declared)})
             for known in ledger.entries.values()
         ),
+        bounds=bounds_told(target, bounds, asked.bounds) if asked.level >= Level.NUMBERS else (),
         checks=profile.rows,
         notes=profile.notes,
         started=now.isoformat(timespec="seconds"),

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from attrs import frozen
 
 from areal_conformance.check import STATIC, Check
-from areal_conformance.inventory import Inventory
+from areal_conformance.inventory import Inventory, Pinned
 from areal_conformance.run.record import Row, row_of
 from areal_conformance.session import spoken
 from areal_core.contract.version import ROLES
@@ -56,8 +56,7 @@ def make_profile(
     spoken_here = spoken(role)
     present = {check.id: check for check in checks if check.since <= spoken_here}
     asked = (level, ranks, contract or spoken_here)
-    roles = (STATIC, role) if role in ROLES else (role,)
-    gone = {key: pinned for key, pinned in inventory.checks.items() if pinned.role in roles and key not in present}
+    gone = {key: pinned for key, pinned in _pinned_of(role, inventory).items() if key not in present}
     left_out: Counter[str] = Counter()
     kept, lost = [], []
     for check in present.values():
@@ -66,7 +65,7 @@ def make_profile(
     for key, pinned in gone.items():
         if version_of(pinned.since) > spoken_here:
             continue
-        why = _outside((pinned.level, pinned.ranks, version_of(pinned.since)), asked)
+        why = _outside(_needs(pinned), asked)
         if why:
             left_out.update([why])
         else:
@@ -78,6 +77,14 @@ def make_profile(
     return Profile(checks=ordered, gone=tuple(lost), left_out=dict(sorted(left_out.items())), notes=notes)
 
 
+def pinned_for(
+    role: str, inventory: Inventory, *, level: int, ranks: int, contract: tuple[int, int]
+) -> dict[str, Pinned]:
+    """Return the pinned checks that a run owes, by id; `contract` is the version it is held to."""
+    asked = (level, ranks, contract)
+    return {key: one for key, one in _pinned_of(role, inventory).items() if not _outside(_needs(one), asked)}
+
+
 def version_of(text: str) -> tuple[int, int]:
     """Return `1.2` as (1, 2).
 
@@ -86,6 +93,15 @@ def version_of(text: str) -> tuple[int, int]:
     """
     major, minor = text.split(".")
     return int(major), int(minor)
+
+
+def _pinned_of(role: str, inventory: Inventory) -> dict[str, Pinned]:
+    roles = (STATIC, role) if role in ROLES else (role,)
+    return {key: pinned for key, pinned in inventory.checks.items() if pinned.role in roles}
+
+
+def _needs(pinned: Pinned) -> Needs:
+    return pinned.level, pinned.ranks, version_of(pinned.since)
 
 
 def _outside(needs: Needs, asked: Needs) -> str:

@@ -19,7 +19,7 @@ from areal_conformance.outcome import Outcome
 from areal_core.contract.errors import ConfigError, StorageError
 
 SCHEMA = 1
-"""Of report.json. A field more keeps the number; one less, or another meaning, raises it."""
+"""Of report.json. A field more keeps the number, and readers ignore it; one less, or another meaning, raises it."""
 
 
 @frozen(kw_only=True)
@@ -122,6 +122,17 @@ class Widened:
 
 
 @frozen(kw_only=True)
+class Bound:
+    """What a figure of level 5 was held to."""
+
+    figure: str
+    at_least: float | None
+    at_most: float | None
+    by: str
+    """The adapter, or the name of the file of whoever made the run."""
+
+
+@frozen(kw_only=True)
 class Declared:
     """An entry of the ledger that applies to this run."""
 
@@ -162,6 +173,8 @@ class Record:
     claims: tuple[Answer, ...] = ()
     tolerances: tuple[Widened, ...] = ()
     ledger: tuple[Declared, ...] = ()
+    bounds: tuple[Bound, ...] = ()
+    """Of figures; a report of level 4 or less has none."""
     checks: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
     laws: dict[str, str] = Factory(dict)
@@ -177,7 +190,7 @@ class Record:
     command: str = ""
 
 
-_CONVERTER = cattrs.Converter(forbid_extra_keys=True)
+_CONVERTER = cattrs.Converter()
 for _words in (Tier, Outcome):  # a str by class, and so left as it is, which another process cannot be sent
     _CONVERTER.register_unstructure_hook(_words, str)
 
@@ -196,7 +209,7 @@ def record_from(data: Mapping[str, Any]) -> Record:
     """Return the record that `plain` made; the hash of a report file is no part of it.
 
     Raises:
-        ConfigError: another schema, or fields that are missing, unknown or of another type.
+        ConfigError: another schema, or fields that are missing or of another type.
     """
     found = data.get("schema") if isinstance(data, Mapping) else None
     if found != SCHEMA:

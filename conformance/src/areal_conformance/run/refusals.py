@@ -66,7 +66,7 @@ def refuse_absent(
         )
 
 
-def refuse_adapter(target: Target, ids: Iterable[str]) -> None:
+def refuse_adapter(target: Target, ids: Iterable[str], figures: Collection[str] = ()) -> None:
     """Refuse an adapter that names what is not there: it would be without effect, and nobody would notice.
 
     Raises:
@@ -79,6 +79,8 @@ def refuse_adapter(target: Target, ids: Iterable[str]) -> None:
             faults.append(f"tolerances: there is no check {key!r}{_near(key, known)}")
         if not given.why.strip():
             faults.append(f"tolerances[{key!r}]: `why` is empty; it is printed in the report")
+    strange = [name for name in adapter.promises if figures and name not in figures]
+    faults += [f"promises: no check tells {name!r}{_near(name, figures)}" for name in strange]
     words = {*ABILITIES.get(target.role, ()), *OTHER_OPTIONS}
     for key in adapter.options:
         if key and key not in words:

@@ -40,6 +40,8 @@ _LIMIT = 0.02
 _LARGE, _NUM_SMALL = 600.0, 64
 """Advantage of the large micro-batch, and how many have 1 beside it: a part in 600 of any number is less than half
 of bfloat16's last place, so a sum of that precision loses every small one added after the large."""
+NORM, GRADIENT = 0.02, 0.04
+"""How far they may be from that at once in bfloat16: the gradient norm, and the gradient of a tensor, as parts."""
 
 
 @check("train.forward.many_sequences", level=Level.SINGLE, law=1, spec="train#areal_core.contract.train.Output")
@@ -175,10 +177,10 @@ def accumulates(bench: TrainBench) -> None:
     lost = "what is small beside the sum so far is lost"
     what = f"one sequence {count} times, once with {_LARGE:g} times the advantage, in as many micro-batches"
     norms_are = f"gradient norm {told:.6g}, in one micro-batch {wanted:.6g}"
-    expect(abs(told / wanted - 1.0) < 0.02, f"{what}: {norms_are}; {lost}")
+    expect(abs(told / wanted - 1.0) < NORM, f"{what}: {norms_are}; {lost}")
     for name, move in moves[0].items():
         size = float(move.norm())
         apart = float((moves[1][name] - move).norm())
         bench.numbers["gradient_gap"] = max(bench.numbers.get("gradient_gap", 0.0), apart / max(size, 1e-9))
         far = f"is {apart / max(size, 1e-9):.1%} from that of one"
-        expect(apart < 0.04 * size + 1e-5, f"the gradient of {name} over {count} micro-batches {far}; {lost}")
+        expect(apart < GRADIENT * size + 1e-5, f"the gradient of {name} over {count} micro-batches {far}; {lost}")
