@@ -107,11 +107,11 @@ class ManyBatchesPerVersion(RolloutExecutor):
 class ReportsStalenessOfNewest(RolloutExecutor):
     """Reports how old the newest token of an episode is, as if the older ones did not count."""
 
-    def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
+    def _hand_over(self, indices: Sequence[int], asked: float) -> list[EpisodeGroup]:
         version = self._gate.version
         return [
             attrs.evolve(group, staleness=tuple(version - episode.newest_version for episode in group.episodes))
-            for group in super()._hand_over(indices)
+            for group in super()._hand_over(indices, asked)
         ]
 
 
@@ -139,8 +139,8 @@ class OneBatchAhead(RolloutExecutor):
 class BatchesInCompletionOrder(RolloutExecutor):
     """Puts a batch together in the order its groups finished."""
 
-    def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
-        return super()._hand_over([index for index in self._buffer._items if index in set(indices)])
+    def _hand_over(self, indices: Sequence[int], asked: float) -> list[EpisodeGroup]:
+        return super()._hand_over([index for index in self._buffer._items if index in set(indices)], asked)
 
 
 class _ShortestFirst(StalenessGate):
@@ -179,8 +179,8 @@ class FillsDynamicBatches(RolloutExecutor):
 class ForgetsTheRestOfABatch(RolloutExecutor):
     """Drops what was accepted of a dynamic batch beyond its first group, and counts it as trained."""
 
-    def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
-        groups = super()._hand_over(indices)
+    def _hand_over(self, indices: Sequence[int], asked: float) -> list[EpisodeGroup]:
+        groups = super()._hand_over(indices, asked)
         return groups if len(groups) == len(indices) else groups[:1]
 
 
@@ -206,8 +206,8 @@ class EmptyBatchKeepsItsPlaces(RolloutExecutor):
 class DiscardsStragglers(RolloutExecutor):
     """Gives up what still runs when a batch is full: slow prompts are never trained on."""
 
-    def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
-        groups = super()._hand_over(indices)
+    def _hand_over(self, indices: Sequence[int], asked: float) -> list[EpisodeGroup]:
+        groups = super()._hand_over(indices, asked)
         for index, task in list(self._running.items()):
             if self._gate._flights[index].admitted_at < self._gate.version:
                 self._tasks.use(index)
@@ -318,17 +318,18 @@ class StateIsAnObject(TaskSource):
 class CountsRejectedAsTrained(RolloutExecutor):
     """Leaves a rejected group's place in the batch empty."""
 
-    def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
-        return super()._hand_over(indices)[: 1 if self._counts.rejected or self._gate.version else None]
+    def _hand_over(self, indices: Sequence[int], asked: float) -> list[EpisodeGroup]:
+        return super()._hand_over(indices, asked)[: 1 if self._counts.rejected or self._gate.version else None]
 
 
 @broken("executor", "loop.groups.whole", "loop.failures.group_stands_together")
 class TrainsPartialGroups(RolloutExecutor):
     """Trains on the members that are there, with a baseline over fewer of them."""
 
-    def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
+    def _hand_over(self, indices: Sequence[int], asked: float) -> list[EpisodeGroup]:
         return [
-            attrs.evolve(g, episodes=g.episodes[:-1], staleness=g.staleness[:-1]) for g in super()._hand_over(indices)
+            attrs.evolve(g, episodes=g.episodes[:-1], staleness=g.staleness[:-1])
+            for g in super()._hand_over(indices, asked)
         ]
 
 
