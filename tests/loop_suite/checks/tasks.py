@@ -18,20 +18,22 @@ from .staleness import Lengths
 if TYPE_CHECKING:
     from ..bench import LoopBench
 
+EPOCHS = 5
+
 
 @check("loop.tasks.once_per_epoch", level=Level.LOOP, law=4, spec="index#law-by-law")
 async def once_per_epoch(bench: LoopBench) -> None:
     """Every row is trained on once in every epoch, in a seeded order that differs between epochs."""
     orders: list[list[str]] = []
     async with bench.rollouts(prompts=2, group=1, num_rows=6, shuffle=True, length=lambda _request: 2) as side:
-        ids = [str(group.task.task_id) for _ in range(12) for group in await side.step()]
+        ids = [str(group.task.task_id) for _ in range(15) for group in await side.step()]
     counts = Counter(ids)
-    for epoch in range(3):
+    for epoch in range(EPOCHS):
         wanted = {f"train/{epoch}/{row}" for row in range(6)}
         missing = sorted(name for name in wanted if counts[name] != 1)
         expect(not missing, f"trained not once but {[counts[name] for name in missing]} times: {', '.join(missing)}")
         orders.append([name.rpartition("/")[2] for name in ids if name.startswith(f"train/{epoch}/")])
-    expect(len({tuple(order) for order in orders}) == 3, f"of three epochs two have the same order: {orders}")
+    expect(len({tuple(order) for order in orders}) == EPOCHS, f"of {EPOCHS} epochs two have the same order: {orders}")
 
 
 @check("loop.tasks.kill_anywhere", level=Level.FAULTS, law=4, spec="index#law-by-law")

@@ -16,7 +16,7 @@ from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.groups import EpisodeGroup
 from areal_core.rollout.session import PoolSession, PoolSessions
 from areal_core.rollout.staleness import DroppingGate, Flight, StalenessGate
-from areal_core.rollout.tasks import TaskSource
+from areal_core.rollout.tasks import Task, TaskSource
 
 from .part import broken
 
@@ -351,3 +351,35 @@ class EvaluationTakesPrompts(RolloutExecutor):
         for _ in rows:
             self._tasks.use(self._tasks.next().index)
         return await super().evaluate(rows, sampling)
+
+
+@broken("tasks", "loop.tasks.once_per_epoch")
+class ThirdOrderForEver(TaskSource):
+    """Repeats the order of the third epoch from the fourth on."""
+
+    def _order_of(self, epoch: int) -> Sequence[int]:
+        return super()._order_of(min(epoch, 2))
+
+
+@broken("tasks", "loop.tasks.epochs_written_out")
+class NextEpochWaitsForABatch(TaskSource):
+    """Begins an epoch with a batch of its own, as a loader does that fills up its last one with rows from before."""
+
+    def task(self, index: int, attempt: int | None = None) -> Task:
+        rows = len(self)
+        epoch, place = divmod(index, rows + rows % 2)
+        return attrs.evolve(super().task(epoch * rows + min(place, rows - 1), attempt), index=index)
+
+
+@broken("tasks", "loop.tasks.resumed")
+class EpochsFromTheResume(TaskSource):
+    """Orders the epochs after a resume as if the run had begun with the one it was in."""
+
+    first = 0
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        self.first = self._frontier // len(self)
+
+    def _order_of(self, epoch: int) -> Sequence[int]:
+        return super()._order_of(epoch - self.first)
