@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.benches.rollouts import greedy
 
@@ -63,6 +63,34 @@ async def _killed(bench: LoopBench, save_at: int, lost: int) -> None:
     expect(not twice, f"{where}: trained twice: {', '.join(twice)}")
     never = sorted({f"train/0/{row}" for row in range(8)} - set(trained))
     expect(not never, f"{where}: never trained: {', '.join(never)}")
+
+
+@check("loop.tasks.far_ahead", level=Level.FAULTS, law=4, spec="index#law-by-law")
+async def far_ahead(bench: LoopBench) -> None:
+    """Over a hundred prompts ahead of one that takes long, each is trained on exactly once, after a resume too."""
+    prompts, bound = 40, 4
+    options: dict[str, Any] = {
+        "prompts": prompts,
+        "group": 1,
+        "staleness": bound,
+        "num_rows": 300,
+        "length": lambda request: 60 if request.request_id.startswith("train/0/0#") else 2,
+    }
+    for save_at in (2, bound):
+        trained: list[int] = []
+        async with bench.rollouts(**options) as side:
+            for _ in range(save_at):
+                trained += indices(await side.step())
+            state = json.loads(json.dumps(side.executor.state()))
+        expect(0 not in trained, "the prompt that takes long was trained first: nobody got ahead of it")
+        async with bench.rollouts(**options, state=state) as side:
+            for _ in range(bound + 2):
+                trained += indices(await side.step())
+        wrong = sorted(index for index, count in Counter(trained).items() if count > 1)
+        what = f"saved {save_at * prompts} prompts ahead of one that was not trained on"
+        expect(not wrong, f"{what}: trained twice: {wrong[:8]}")
+        left = sorted(set(range(save_at * prompts + 1)) - set(trained))
+        expect(not left, f"{what}: never trained: {left[:8]}")
 
 
 @check("loop.tasks.state_is_frontier", level=Level.LOOP, law=4, spec="index#law-by-law")

@@ -383,3 +383,12 @@ class EpochsFromTheResume(TaskSource):
 
     def _order_of(self, epoch: int) -> Sequence[int]:
         return super()._order_of(epoch - self.first)
+
+
+@broken("tasks", "loop.tasks.far_ahead")
+class RemembersSixtyFour(TaskSource):
+    """Saves which prompts are done for a window of sixty-four behind the first that is not."""
+
+    def state(self) -> dict[str, Any]:
+        state = super().state()
+        return {**state, "used": [index for index in state["used"] if index < state["frontier"] + 64]}
