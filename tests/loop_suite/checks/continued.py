@@ -119,11 +119,17 @@ async def goes_on(bench: LoopBench) -> None:
         structure=Structure(grammar=Grammar.REGEX, text="a+"),
         extras={IMAGES: (b"one", b"two")},
         adapter="critic",
+        num_prior=1,
     )
     for sizes in _WAYS:
         replica = _InParts(sizes)
         await bench.parts.rollout.pool([replica], clock=StepClock()).generate(asked)
         for number, request in enumerate(replica.asked[1:], start=1):
+            prior = len(request.input_ids) - len(asked.input_ids) + asked.num_prior
+            told = (
+                f"in parts of {sizes} tokens, call {number} goes on with {request.num_prior} prior tokens, not {prior}"
+            )
+            expect(request.num_prior == prior, told)
             for field in attrs.fields(GenerationRequest):
                 got, wanted = (getattr(each, field.name) for each in (request, asked))
                 same = field.name in _CHANGES or got == wanted

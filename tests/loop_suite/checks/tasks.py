@@ -169,12 +169,14 @@ async def whole_groups(bench: LoopBench) -> None:
 
 @check("loop.evaluate.beside", level=Level.LOOP, law=4, spec="index#law-by-law")
 async def evaluate_beside(bench: LoopBench) -> None:
-    """An evaluation uses up no training prompt and is not bounded by the gate."""
+    """An evaluation uses up no training prompt, is not bounded by the gate, and draws each of its rows apart."""
     async with bench.rollouts(prompts=2, group=1, num_rows=10, length=lambda _request: 3) as side:
         trained = indices(await side.step())
         rows = [{"input_ids": [5, 4], "number": 0}] * 3
         episodes = await side.drive(side.executor.evaluate(rows, greedy()))
         expect(len(episodes) == 3, f"{len(episodes)} of 3 rows were evaluated")
+        said = [tuple(episode.trajectories[0].input_ids.tolist()) for episode in episodes]
+        expect(len(set(said)) == 3, "rows that are evaluated share a seed: equal ones are answered alike")
         for _ in range(3):
             trained += indices(await side.step())
     expect(sorted(trained) == list(range(8)), f"an evaluation between batches: tasks {sorted(trained)} were trained on")

@@ -6,7 +6,8 @@ Does not know: any model; what is learned of it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from areal_algorithms.columns import make_columns
 from areal_conformance.check import Level, check
@@ -14,6 +15,7 @@ from areal_conformance.outcome import expect
 from areal_core.algorithms.config import AdvantageConfig, AlgorithmConfig, KLConfig, Proximal
 from areal_core.algorithms.plan import critic_spec, objective_spec
 from areal_core.contract.batch import Batch
+from areal_core.contract.train import Output
 from areal_core.plugins.registry import default_registry
 from areal_torch.testing.batches import make_batch
 
@@ -28,8 +30,9 @@ SHAPES = ((2, 30), (2, 1), (1, 4), (3, 9), (2, 2), (4, 12), (1, 7))
 """Tokens of the prompt and of the answers of each group; one group is longer than the others together."""
 FRESH = ("tokens/fresh",)
 """Where trainer and engine can be compared: in the first minibatch alone."""
-FORMS = {
+FORMS: Mapping[str, Mapping[str, Any]] = {  # Any: fields of AlgorithmConfig
     "alone": {},
+    "along a line between two policies": {"proximal": Proximal.LOGLINEAR},
     "with a critic, a reference and a proximal policy": {
         "proximal": Proximal.RECOMPUTE,
         "advantages": AdvantageConfig(kl=KLConfig(coefficient=0.1), gamma=0.99, lam=0.95),
@@ -41,11 +44,16 @@ def _batch(group_size: int, num_groups: int = len(SHAPES)) -> Batch:
     return make_batch(SHAPES[:num_groups], group_size=group_size, version=VERSION)
 
 
-async def _taught(bench: LoopBench, form: str, batch: Batch, *, times: int = 1, **cut: int) -> dict[str, list[Batch]]:
-    """Return what each role that is trained was taught by an update, or by several on the same batch."""
-    algorithm = AlgorithmConfig(**FORMS[form], **cut)  # type: ignore[arg-type]
+def _by_models(form: str) -> bool:
+    """Tell whether models compute columns."""
+    return "advantages" in FORMS[form]
+
+
+async def _taught(bench: LoopBench, form: str, batch: Batch, *, times: int = 1, **cut: Any) -> dict[str, list[Batch]]:
+    """Return what each role was taught by an update, or by several on one batch. Any: fields of AlgorithmConfig."""
+    algorithm = AlgorithmConfig(**FORMS[form], **cut)
     actor, critic, reference = (Pupil(role) for role in ("actor", "critic", "reference"))
-    many = bool(FORMS[form])
+    many = _by_models(form)
     learner = bench.parts.learner(
         algorithm,
         objective_spec(algorithm),
@@ -108,3 +116,30 @@ async def epochs(bench: LoopBench) -> None:
     again = await _taught(bench, "alone", batch, minibatches=3, times=4)
     got, wanted = ([columns(part, but=FRESH) for part in taught["actor"]] for taught in (four, again))
     alike("four epochs instead of four updates on one batch", got, wanted)
+
+
+@check("loop.update.before", level=Level.LOOP, law=1, spec="index#law-by-law")
+async def before(bench: LoopBench) -> None:
+    """Update after update, columns are of the version that is trained and of the weights before its first step."""
+    for form in FORMS:
+        algorithm = AlgorithmConfig(**FORMS[form], minibatches=2, epochs=2)
+        make = make_columns(algorithm, default_registry(), max_new_tokens=16)
+        actor, critic, reference = (Pupil(role) for role in ("actor", "critic", "reference"))
+        roles = {"critic": critic, "reference": reference} if _by_models(form) else {}
+        learner = bench.parts.learner(
+            algorithm, objective_spec(algorithm), actor, make, critic_objective=critic_spec(algorithm), **roles
+        )
+        for version in range(VERSION, VERSION + 3):
+            batch, proximal = make_batch(SHAPES, version=VERSION, seed=version), None
+            wanted = batch
+            if roles:
+                wanted = wanted.with_tokens(reference_logprobs=await reference.forward(batch, Output.LOGPROBS))
+                wanted = wanted.with_tokens(values=await critic.forward(batch, Output.VALUES))
+                proximal = await actor.forward(batch, Output.LOGPROBS)
+            wanted, _ = make(wanted, version, proximal)
+            update = await learner.update(batch, version)
+            alike(f"{form}, version {version}", [columns(update.batch, but=FRESH)], [columns(wanted, but=FRESH)])
+            expect(actor.versions[-1:] == [version + 1], f"{form}: the actor was told {actor.versions[-1:]}")
+            expect(
+                critic.versions == (actor.versions if roles else []), f"{form}: the critic was told {critic.versions}"
+            )

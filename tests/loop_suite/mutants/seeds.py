@@ -40,3 +40,14 @@ class SeedsByReplica(InferencePool):
         seed = (request.sampling.seed or 0) + int(replica.id.rpartition("/")[2])
         sampling = attrs.evolve(request.sampling, seed=seed)
         return await super().generate(attrs.evolve(request, sampling=sampling), affinity=affinity)
+
+
+@broken("sessions", "loop.evaluate.beside")
+class EvaluatedRowsShareASeed(PoolSessions):
+    """Seeds everything that is evaluated alike."""
+
+    def open(
+        self, *, task_id: TaskId, name: str, seed_name: str, sampling: SamplingParams | None = None
+    ) -> PoolSession:
+        shared = "eval" if task_id.startswith("eval/") else seed_name
+        return super().open(task_id=task_id, name=name, seed_name=shared, sampling=sampling)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 
 from areal_core.contract.batch import Batch
-from areal_core.contract.train import TrainReport
+from areal_core.contract.train import Output, Sum, TrainReport
 from areal_core.loop.learner import Learner, Update
 from areal_core.loop.train_group import shares
 
@@ -75,3 +77,36 @@ class CriticLearnsOnce(_WrittenOut):
     """Teaches the critic in the first epoch alone."""
 
     critic_epochs = 1
+
+
+@broken("learner", "loop.update.before")
+class ColumnsOfTheNextVersion(Learner):
+    """Counts the step that is about to be made when it asks how old tokens are."""
+
+    async def _columns(self, batch: Batch, version: int) -> tuple[Batch, dict[str, Sum]]:
+        return await super()._columns(batch, version + 1)
+
+
+class _Before:
+    """A role that says what it would have said before its last update."""
+
+    def __init__(self, role: Any) -> None:
+        self._role, self._lessons = role, list[Batch]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._role, name)
+
+    async def forward(self, batch: Batch, output: Output) -> Any:
+        lessons, self._role.lessons = self._role.lessons, self._lessons
+        said = await self._role.forward(batch, output)
+        self._lessons, self._role.lessons = list(lessons), lessons
+        return said
+
+
+@broken("learner", "loop.update.before")
+class ProximalOfTheUpdateBefore(Learner):
+    """Takes the proximal policy's log-probs one version late."""
+
+    def __init__(self, *given: Any, **roles: Any) -> None:
+        super().__init__(*given, **roles)
+        self.actor: Any = _Before(self.actor)
