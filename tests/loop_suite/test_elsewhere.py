@@ -21,7 +21,7 @@ from .target import CHECKS, LOOP
 
 NOT_OF_EPISODES = (
     *("loop.checkpoint.", "loop.folder.", "loop.turns.", "loop.update."),
-    *("loop.pool.in_parts", "loop.pool.budget"),
+    *("loop.pool.in_parts", "loop.pool.budget", "loop.pool.goes_on"),
 )
 """Checks of other parts of the loop: no episode is made in them."""
 

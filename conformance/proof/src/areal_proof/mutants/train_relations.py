@@ -109,6 +109,14 @@ def _rounded(engine: ReferenceTrainEngine) -> None:
         tensor.data.copy_(tensor.bfloat16().float())
 
 
+@contextmanager
+def _keeping_version(engine: ReferenceTrainEngine, kept: bool) -> Iterator[None]:
+    version = engine.version
+    yield
+    if kept:
+        engine.version = version
+
+
 FROZEN_ROWS = breaks.rows(
     row("FrozenKnowsItsOwnStatesAlone", "Takes the version of a frozen role's state only where it saved one itself.",
         "train.resumed.reference", saved=False, save_state=then(lambda self: setattr(self, "saved", True)),
@@ -117,14 +125,6 @@ FROZEN_ROWS = breaks.rows(
         "train.resumed.reference", "train.frozen.role",
         load_state=then(lambda self: _rounded(self) if is_frozen(self) else None)),
 )  # fmt: skip
-
-
-@contextmanager
-def _keeping_version(engine: ReferenceTrainEngine, kept: bool) -> Iterator[None]:
-    version = engine.version
-    yield
-    if kept:
-        engine.version = version
 
 
 DISTURBED_ROWS = breaks.rows(
