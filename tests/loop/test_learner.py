@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from areal_algorithms.columns import Columns, make_columns
 from areal_core.algorithms.config import (
@@ -291,3 +292,54 @@ def test_the_share_of_peak_is_of_the_steps_alone_and_only_where_the_engine_knows
 
     assert known.metrics["peak_share"] == Sum(value=known.batch.num_tokens, weight=40.0)
     assert "peak_share" not in unknown.metrics
+
+
+_ADDED = {"loss", "clip_fraction", "importance_weight", "behaviour_weight", "surprisal", "policy_ratio_square"}
+"""Numbers of the actor's objective that are sums over tokens."""
+
+
+def _learnt(model: Path, algorithm: AlgorithmConfig, *, lr: float, times: int = 1) -> tuple[Update, Mapping[str, Any]]:
+    """Return the last update of several on one batch, and the weights it leaves."""
+
+    async def learnt() -> tuple[Update, Mapping[str, Any]]:
+        actor = await _group("actor", model, Head.CAUSAL_LM, OptimizerSpec(lr=lr))
+        learner = Learner(algorithm, objective_spec(algorithm), actor, columns(algorithm))
+        batch = make_batch([(2, 3), (1, 5), (4, 9), (3, 1), (2, 12)], group_size=2, version=4)
+        for _ in range(times):
+            update = await learner.update(batch, 4)
+        folder = model.parent / f"{algorithm.minibatches}-{algorithm.epochs}-{times}"
+        await actor.save_weights(folder)
+        await actor.workers[0].call("close", timeout_s=60.0)
+        return update, load_file(folder / "model.safetensors")
+
+    return asyncio.run(learnt())
+
+
+def test_minibatches_of_any_number_of_epochs_add_up_to_the_whole(tmp_path: Path) -> None:
+    """Where no step moves the weights: every sum of one minibatch is the sum over many, once for each epoch."""
+    make_tiny_model(tmp_path / "model")
+    whole, before = _learnt(tmp_path / "model", AlgorithmConfig(), lr=0.0)
+
+    for cut, epochs in ((2, 1), (4, 4), (8, 5)):
+        parts, after = _learnt(tmp_path / "model", AlgorithmConfig(minibatches=cut, epochs=epochs), lr=0.0)
+        assert sum(report.num_tokens for report in parts.reports) == epochs * whole.batch.num_tokens
+        sums = {name: s for name, s in whole.metrics.items() if name in _ADDED}
+        assert sums.keys() == _ADDED
+        for name, wanted in sums.items():
+            got = parts.metrics[name]
+            assert got.value == pytest.approx(epochs * wanted.value, rel=1e-4, abs=1e-5), name
+            assert got.weight == pytest.approx(epochs * wanted.weight), name
+        assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
+def test_two_epochs_are_one_repeated(tmp_path: Path) -> None:
+    """Where no column is computed by models: as many updates on the batch leave the same bits, beyond the third too."""
+    make_tiny_model(tmp_path / "model")
+
+    for epochs in (2, 4):
+        once, weights = _learnt(tmp_path / "model", AlgorithmConfig(minibatches=2, epochs=epochs), lr=1e-2)
+        again, others = _learnt(tmp_path / "model", AlgorithmConfig(minibatches=2), lr=1e-2, times=epochs)
+        last = [attrs.evolve(report, seconds=0.0, metrics={}) for report in again.reports]
+        assert [attrs.evolve(report, seconds=0.0, metrics={}) for report in once.reports[-2:]] == last
+        assert weights.keys() == others.keys()
+        assert all(torch.equal(weights[name], tensor) for name, tensor in others.items())

@@ -21,6 +21,7 @@ from areal_core.config.schema import RolloutConfig
 from areal_core.contract.inference import SamplingParams
 from areal_core.fleet.turns import Turns
 from areal_core.loop.checkpoint import begin_checkpoint, save_checkpoint
+from areal_core.loop.learner import Learner
 from areal_core.loop.run_folder import RunFolder
 from areal_core.rollout.groups import EpisodeGroup
 
@@ -34,6 +35,7 @@ class LoopParts:
     begin_checkpoint: Callable[..., Any] = begin_checkpoint
     run_folder: Callable[..., RunFolder] = RunFolder
     turns: Callable[..., Turns] = Turns
+    learner: Callable[..., Learner] = Learner
 
 
 def _build(case: Case) -> LoopParts:

@@ -19,7 +19,10 @@ from areal_rollouts.runner import ProcessRunner
 from .bench import LoopBench, LoopParts
 from .target import CHECKS, LOOP
 
-NOT_OF_EPISODES = ("loop.checkpoint.", "loop.folder.", "loop.turns.", "loop.pool.in_parts", "loop.pool.budget")
+NOT_OF_EPISODES = (
+    *("loop.checkpoint.", "loop.folder.", "loop.turns.", "loop.update."),
+    *("loop.pool.in_parts", "loop.pool.budget", "loop.pool.goes_on"),
+)
 """Checks of other parts of the loop: no episode is made in them."""
 
 

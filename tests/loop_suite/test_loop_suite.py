@@ -17,6 +17,8 @@ from .target import CHECKS, INVENTORY, MATRIX, MUTANTS, session
 
 LONG = "loop.machine.staleness"
 """Takes half a minute: twenty-five random orders of operations."""
+OF_A_MUTANT = ("TypeError", "AttributeError", "NameError", "KeyError", "UnboundLocalError")
+"""What a mutant raises that no longer fits the part it takes the place of: it would die of any check."""
 ONCE = {"checks": 728, "mutants": 997}
 """How many the suite had, the loop's included, when the loop's left it."""
 
@@ -52,6 +54,7 @@ def test_a_broken_loop_is_killed_by_every_declared_killer(mutant: str, key: str)
     outcome, message = _outcome(CHECKS[key], mutant)
 
     assert outcome is Outcome.FAIL, message
+    assert not [kind for kind in OF_A_MUTANT if f"raised {kind}" in message], f"not of its defect: {message}"
 
 
 def test_the_pinned_files_are_in_step() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -13,9 +14,11 @@ from safetensors import safe_open
 from areal_core.contract.errors import CoverageError, WeightSyncError
 from areal_core.contract.weights import WeightManifest
 from areal_core.weights.tensors import fingerprint, manifest_of
+from areal_serving import staging
 from areal_serving.model import ServedModel
 from areal_serving.staging import Staging
 from areal_torch.testing.serving import FolderWeights, OfferedWeights
+from areal_torch.testing.sparse_files import hole
 
 from .toy_server import fingerprints
 
@@ -114,3 +117,19 @@ def test_names_of_no_dtype_that_travels_are_refused(model, weights, tmp_path):
     with pytest.raises(WeightSyncError):
         Staging(ServedModel.of(str(model)), tmp_path).receive(source, 1, served=0, stop=threading.Event())
     assert source.closed
+
+
+def test_a_tensor_beyond_four_gibibytes_lies_where_the_header_says(monkeypatch):
+    """A loader finds what was written there; of the first tensor nothing is written, and there is no room for it."""
+    monkeypatch.setattr(staging, "grow", lambda descriptor, size, _path: os.ftruncate(descriptor, size))
+    sent = {"norm.weight": torch.arange(12.0), "up.weight": torch.arange(40.0).view(5, 8).bfloat16() / 7}
+    file = staging._WeightsFile([hole("embed.weight", 2), *manifest_of(sent.items(), version=1).tensors])
+
+    with file.views() as views:
+        for name, tensor in sent.items():
+            views[name].copy_(tensor)
+
+    with safe_open(file.segment.path, framework="pt") as opened:
+        assert all(torch.equal(opened.get_tensor(name), tensor) for name, tensor in sent.items())
+    assert Path(file.segment.path).stat().st_blocks * 512 < 1 << 24
+    file.segment.close()

@@ -9,12 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import attrs
 import torch
 
 from areal_conformance.check import Level, check
 from areal_conformance.outcome import expect
 from areal_core.contract.data import StopReason
-from areal_core.contract.inference import Generation, GenerationRequest, SamplingParams, VersionSpan
+from areal_core.contract.ids import RequestId
+from areal_core.contract.inference import (
+    IMAGES,
+    Generation,
+    GenerationRequest,
+    Grammar,
+    SamplingParams,
+    Structure,
+    VersionSpan,
+)
 from areal_core.testing.clock import StepClock
 
 if TYPE_CHECKING:
@@ -83,3 +93,46 @@ async def budget(bench: LoopBench) -> None:
         expect(len(asked) == len(sizes), f"{told}, was made for {asked} tokens")
         expect(len(made.output_ids) == 9, f"{told}, came back with {len(made.output_ids)}")
         expect(made.stop_reason is StopReason.LENGTH, f"{told}, ended by {made.stop_reason}")
+
+
+_CHANGES = ("request_id", "input_ids", "num_prior", "sampling")
+"""Fields of a request that differ where it goes on; of its sampling the budget alone."""
+
+
+@check("loop.pool.goes_on", level=Level.FAULTS, law=1, spec="infer#continued-requests")
+async def goes_on(bench: LoopBench) -> None:
+    """Wherever a request goes on it asks for what it asked for: structure, adapter, images and all its sampling."""
+    sampling = SamplingParams(
+        max_new_tokens=9,
+        min_new_tokens=4,
+        seed=3,
+        temperature=0.7,
+        top_p=0.9,
+        top_k=5,
+        stop=("a",),
+        stop_token_ids=(7,),
+    )
+    asked: Any = GenerationRequest(
+        request_id=RequestId("r"),
+        input_ids=(5, 6),
+        sampling=sampling,
+        structure=Structure(grammar=Grammar.REGEX, text="a+"),
+        extras={IMAGES: (b"one", b"two")},
+        adapter="critic",
+        num_prior=1,
+    )
+    for sizes in _WAYS:
+        replica = _InParts(sizes)
+        await bench.parts.rollout.pool([replica], clock=StepClock()).generate(asked)
+        for number, request in enumerate(replica.asked[1:], start=1):
+            prior = len(request.input_ids) - len(asked.input_ids) + asked.num_prior
+            told = (
+                f"in parts of {sizes} tokens, call {number} goes on with {request.num_prior} prior tokens, not {prior}"
+            )
+            expect(request.num_prior == prior, told)
+            for field in attrs.fields(GenerationRequest):
+                got, wanted = (getattr(each, field.name) for each in (request, asked))
+                same = field.name in _CHANGES or got == wanted
+                expect(same, f"in parts of {sizes} tokens, call {number} goes on with {field.name} {got}, not {wanted}")
+            kept = attrs.evolve(request.sampling, max_new_tokens=sampling.max_new_tokens)
+            expect(kept == sampling, f"in parts of {sizes} tokens, call {number} goes on with the sampling {kept}")

@@ -222,7 +222,7 @@ async def dynamic(bench: LoopBench) -> None:
     """In a dynamic batch who is left out keeps the place: no batch is filled with those who were fast, or accepted."""
     prompts, staleness = 3, 2
     options = {"prompts": prompts, "group": 1, "staleness": staleness, "num_rows": 1000, "dynamic_batch": True}
-    async with bench.rollouts(**options, accept=teaches, judge=number_of, length=Lengths(13), num_replicas=2) as side:  # type: ignore[arg-type]
+    async with bench.rollouts(**options, accept=teaches, judge=number_of, length=Lengths(13), num_replicas=2) as side:
         trained: list[int] = []
         for version in range(24):
             groups = await side.step()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.benches.rollouts import greedy
 
@@ -18,20 +18,22 @@ from .staleness import Lengths
 if TYPE_CHECKING:
     from ..bench import LoopBench
 
+EPOCHS = 5
+
 
 @check("loop.tasks.once_per_epoch", level=Level.LOOP, law=4, spec="index#law-by-law")
 async def once_per_epoch(bench: LoopBench) -> None:
     """Every row is trained on once in every epoch, in a seeded order that differs between epochs."""
     orders: list[list[str]] = []
     async with bench.rollouts(prompts=2, group=1, num_rows=6, shuffle=True, length=lambda _request: 2) as side:
-        ids = [str(group.task.task_id) for _ in range(12) for group in await side.step()]
+        ids = [str(group.task.task_id) for _ in range(15) for group in await side.step()]
     counts = Counter(ids)
-    for epoch in range(3):
+    for epoch in range(EPOCHS):
         wanted = {f"train/{epoch}/{row}" for row in range(6)}
         missing = sorted(name for name in wanted if counts[name] != 1)
         expect(not missing, f"trained not once but {[counts[name] for name in missing]} times: {', '.join(missing)}")
         orders.append([name.rpartition("/")[2] for name in ids if name.startswith(f"train/{epoch}/")])
-    expect(len({tuple(order) for order in orders}) == 3, f"of three epochs two have the same order: {orders}")
+    expect(len({tuple(order) for order in orders}) == EPOCHS, f"of {EPOCHS} epochs two have the same order: {orders}")
 
 
 @check("loop.tasks.kill_anywhere", level=Level.FAULTS, law=4, spec="index#law-by-law")
@@ -61,6 +63,34 @@ async def _killed(bench: LoopBench, save_at: int, lost: int) -> None:
     expect(not twice, f"{where}: trained twice: {', '.join(twice)}")
     never = sorted({f"train/0/{row}" for row in range(8)} - set(trained))
     expect(not never, f"{where}: never trained: {', '.join(never)}")
+
+
+@check("loop.tasks.far_ahead", level=Level.FAULTS, law=4, spec="index#law-by-law")
+async def far_ahead(bench: LoopBench) -> None:
+    """Over a hundred prompts ahead of one that takes long, each is trained on exactly once, after a resume too."""
+    prompts, bound = 40, 4
+    options: dict[str, Any] = {
+        "prompts": prompts,
+        "group": 1,
+        "staleness": bound,
+        "num_rows": 300,
+        "length": lambda request: 60 if request.request_id.startswith("train/0/0#") else 2,
+    }
+    for save_at in (2, bound):
+        trained: list[int] = []
+        async with bench.rollouts(**options) as side:
+            for _ in range(save_at):
+                trained += indices(await side.step())
+            state = json.loads(json.dumps(side.executor.state()))
+        expect(0 not in trained, "the prompt that takes long was trained first: nobody got ahead of it")
+        async with bench.rollouts(**options, state=state) as side:
+            for _ in range(bound + 2):
+                trained += indices(await side.step())
+        wrong = sorted(index for index, count in Counter(trained).items() if count > 1)
+        what = f"saved {save_at * prompts} prompts ahead of one that was not trained on"
+        expect(not wrong, f"{what}: trained twice: {wrong[:8]}")
+        left = sorted(set(range(save_at * prompts + 1)) - set(trained))
+        expect(not left, f"{what}: never trained: {left[:8]}")
 
 
 @check("loop.tasks.state_is_frontier", level=Level.LOOP, law=4, spec="index#law-by-law")
@@ -139,12 +169,14 @@ async def whole_groups(bench: LoopBench) -> None:
 
 @check("loop.evaluate.beside", level=Level.LOOP, law=4, spec="index#law-by-law")
 async def evaluate_beside(bench: LoopBench) -> None:
-    """An evaluation uses up no training prompt and is not bounded by the gate."""
+    """An evaluation uses up no training prompt, is not bounded by the gate, and draws each of its rows apart."""
     async with bench.rollouts(prompts=2, group=1, num_rows=10, length=lambda _request: 3) as side:
         trained = indices(await side.step())
         rows = [{"input_ids": [5, 4], "number": 0}] * 3
         episodes = await side.drive(side.executor.evaluate(rows, greedy()))
         expect(len(episodes) == 3, f"{len(episodes)} of 3 rows were evaluated")
+        said = [tuple(episode.trajectories[0].input_ids.tolist()) for episode in episodes]
+        expect(len(set(said)) == 3, "rows that are evaluated share a seed: equal ones are answered alike")
         for _ in range(3):
             trained += indices(await side.step())
     expect(sorted(trained) == list(range(8)), f"an evaluation between batches: tasks {sorted(trained)} were trained on")

@@ -12,7 +12,8 @@ from typing import Any
 from attrs import evolve
 
 from areal_core.contract.inference import Generation, GenerationRequest, SamplingParams
-from areal_core.fleet.pool import InferencePool
+from areal_core.fleet.pool import Failures, InferencePool
+from areal_core.fleet.replica import Replica
 from areal_core.rollout.session import PoolSession, PoolSessions
 
 from .part import broken
@@ -34,6 +35,33 @@ class GoesOnWhenItIsWhole(InferencePool):
     async def generate(self, request: GenerationRequest, *, affinity: Sequence[str] = ()) -> Generation:
         more = evolve(request.sampling, max_new_tokens=request.sampling.max_new_tokens + 1)
         return await super().generate(evolve(request, sampling=more), affinity=affinity)
+
+
+class _Forgetful:
+    """A replica that is told less of a request that goes on."""
+
+    def __init__(self, whole: Replica, **less: Any) -> None:
+        self._whole, self._less = whole, less
+
+    async def generate(self, request: GenerationRequest, timeout_s: float) -> Generation:
+        told = evolve(request, **self._less) if request.num_prior else request
+        return await self._whole.generate(told, timeout_s)
+
+
+@broken("pool", "loop.pool.goes_on")
+class GoesOnFree(InferencePool):
+    """Leaves the structure of a request out where it goes on: half of an answer is json."""
+
+    async def _next(self, affinity: Sequence[str], failed: Failures) -> Any:
+        return _Forgetful(await super()._next(affinity, failed), structure=None)
+
+
+@broken("pool", "loop.pool.goes_on")
+class GoesOnAsThePolicy(InferencePool):
+    """Asks the policy for the rest of what an adapter began."""
+
+    async def _next(self, affinity: Sequence[str], failed: Failures) -> Any:
+        return _Forgetful(await super()._next(affinity, failed), adapter="")
 
 
 class _Stamped(PoolSession):

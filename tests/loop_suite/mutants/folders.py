@@ -191,5 +191,6 @@ async def leaves_critic_out(folder: RunFolder, learner: Any, progress: Any, *, k
 @broken("save_checkpoint", "loop.checkpoint.every_role")
 async def saves_actor_as_critic(folder: RunFolder, learner: Any, progress: Any, *, keep: int) -> Path:
     """Writes the actor's state where the critic's belongs."""
-    both = SimpleNamespace(actor=learner.actor, critic=learner.critic and learner.actor)
-    return await save_checkpoint(folder, both, progress, keep=keep)  # type: ignore[arg-type]
+    critic = learner.critic and SimpleNamespace(role="critic", save_state=learner.actor.save_state)
+    both = SimpleNamespace(actor=learner.actor, critic=critic)
+    return await save_checkpoint(folder, both, progress, keep=keep)

@@ -16,7 +16,7 @@ from areal_core.rollout.executor import RolloutExecutor
 from areal_core.rollout.groups import EpisodeGroup
 from areal_core.rollout.session import PoolSession, PoolSessions
 from areal_core.rollout.staleness import DroppingGate, Flight, StalenessGate
-from areal_core.rollout.tasks import TaskSource
+from areal_core.rollout.tasks import Task, TaskSource
 
 from .part import broken
 
@@ -107,11 +107,11 @@ class ManyBatchesPerVersion(RolloutExecutor):
 class ReportsStalenessOfNewest(RolloutExecutor):
     """Reports how old the newest token of an episode is, as if the older ones did not count."""
 
-    def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
+    def _hand_over(self, indices: Sequence[int], asked: float) -> list[EpisodeGroup]:
         version = self._gate.version
         return [
             attrs.evolve(group, staleness=tuple(version - episode.newest_version for episode in group.episodes))
-            for group in super()._hand_over(indices)
+            for group in super()._hand_over(indices, asked)
         ]
 
 
@@ -139,8 +139,8 @@ class OneBatchAhead(RolloutExecutor):
 class BatchesInCompletionOrder(RolloutExecutor):
     """Puts a batch together in the order its groups finished."""
 
-    def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
-        return super()._hand_over([index for index in self._buffer._items if index in set(indices)])
+    def _hand_over(self, indices: Sequence[int], asked: float) -> list[EpisodeGroup]:
+        return super()._hand_over([index for index in self._buffer._items if index in set(indices)], asked)
 
 
 class _ShortestFirst(StalenessGate):
@@ -179,8 +179,8 @@ class FillsDynamicBatches(RolloutExecutor):
 class ForgetsTheRestOfABatch(RolloutExecutor):
     """Drops what was accepted of a dynamic batch beyond its first group, and counts it as trained."""
 
-    def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
-        groups = super()._hand_over(indices)
+    def _hand_over(self, indices: Sequence[int], asked: float) -> list[EpisodeGroup]:
+        groups = super()._hand_over(indices, asked)
         return groups if len(groups) == len(indices) else groups[:1]
 
 
@@ -206,8 +206,8 @@ class EmptyBatchKeepsItsPlaces(RolloutExecutor):
 class DiscardsStragglers(RolloutExecutor):
     """Gives up what still runs when a batch is full: slow prompts are never trained on."""
 
-    def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
-        groups = super()._hand_over(indices)
+    def _hand_over(self, indices: Sequence[int], asked: float) -> list[EpisodeGroup]:
+        groups = super()._hand_over(indices, asked)
         for index, task in list(self._running.items()):
             if self._gate._flights[index].admitted_at < self._gate.version:
                 self._tasks.use(index)
@@ -318,17 +318,18 @@ class StateIsAnObject(TaskSource):
 class CountsRejectedAsTrained(RolloutExecutor):
     """Leaves a rejected group's place in the batch empty."""
 
-    def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
-        return super()._hand_over(indices)[: 1 if self._counts.rejected or self._gate.version else None]
+    def _hand_over(self, indices: Sequence[int], asked: float) -> list[EpisodeGroup]:
+        return super()._hand_over(indices, asked)[: 1 if self._counts.rejected or self._gate.version else None]
 
 
 @broken("executor", "loop.groups.whole", "loop.failures.group_stands_together")
 class TrainsPartialGroups(RolloutExecutor):
     """Trains on the members that are there, with a baseline over fewer of them."""
 
-    def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
+    def _hand_over(self, indices: Sequence[int], asked: float) -> list[EpisodeGroup]:
         return [
-            attrs.evolve(g, episodes=g.episodes[:-1], staleness=g.staleness[:-1]) for g in super()._hand_over(indices)
+            attrs.evolve(g, episodes=g.episodes[:-1], staleness=g.staleness[:-1])
+            for g in super()._hand_over(indices, asked)
         ]
 
 
@@ -350,3 +351,44 @@ class EvaluationTakesPrompts(RolloutExecutor):
         for _ in rows:
             self._tasks.use(self._tasks.next().index)
         return await super().evaluate(rows, sampling)
+
+
+@broken("tasks", "loop.tasks.once_per_epoch")
+class ThirdOrderForEver(TaskSource):
+    """Repeats the order of the third epoch from the fourth on."""
+
+    def _order_of(self, epoch: int) -> Sequence[int]:
+        return super()._order_of(min(epoch, 2))
+
+
+@broken("tasks", "loop.tasks.epochs_written_out")
+class NextEpochWaitsForABatch(TaskSource):
+    """Begins an epoch with a batch of its own, as a loader does that fills up its last one with rows from before."""
+
+    def task(self, index: int, attempt: int | None = None) -> Task:
+        rows = len(self)
+        epoch, place = divmod(index, rows + rows % 2)
+        return attrs.evolve(super().task(epoch * rows + min(place, rows - 1), attempt), index=index)
+
+
+@broken("tasks", "loop.tasks.resumed")
+class EpochsFromTheResume(TaskSource):
+    """Orders the epochs after a resume as if the run had begun with the one it was in."""
+
+    first = 0
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        super().restore(state)
+        self.first = self._frontier // len(self)
+
+    def _order_of(self, epoch: int) -> Sequence[int]:
+        return super()._order_of(epoch - self.first)
+
+
+@broken("tasks", "loop.tasks.far_ahead")
+class RemembersSixtyFour(TaskSource):
+    """Saves which prompts are done for a window of sixty-four behind the first that is not."""
+
+    def state(self) -> dict[str, Any]:
+        state = super().state()
+        return {**state, "used": [index for index in state["used"] if index < state["frontier"] + 64]}

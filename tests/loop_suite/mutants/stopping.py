@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
+
 from areal_core.contract.errors import EpisodeFailed, RolloutError
 from areal_core.contract.inference import Generation, GenerationRequest, SamplingParams
 from areal_core.fleet.pool import Failures, InferencePool
@@ -93,8 +95,8 @@ class ReplacesFailedOnHold(_Reopens):
 class NewBatchEndsHold(_Reopens):
     """Begins the next groups when a batch is handed over, on hold or not."""
 
-    def _hand_over(self, indices: Sequence[int]) -> list[EpisodeGroup]:
-        groups = super()._hand_over(indices)
+    def _hand_over(self, indices: Sequence[int], asked: float) -> list[EpisodeGroup]:
+        groups = super()._hand_over(indices, asked)
         self._admit_one()
         return groups
 
@@ -149,6 +151,8 @@ class _Shielded:
 
 
 class _OneSeed(PoolSession):
+    __slots__ = ()
+
     async def generate(
         self, input_ids: Sequence[int], sampling: SamplingParams | None = None, **more: Any
     ) -> Generation:
@@ -157,6 +161,8 @@ class _OneSeed(PoolSession):
 
 
 class _OneSeedOnOverride(PoolSession):
+    __slots__ = ()
+
     async def generate(
         self, input_ids: Sequence[int], sampling: SamplingParams | None = None, **more: Any
     ) -> Generation:
@@ -166,12 +172,19 @@ class _OneSeedOnOverride(PoolSession):
 
 
 class _SeedOfTheRun(PoolSession):
+    __slots__ = ()
+
     async def generate(
         self, input_ids: Sequence[int], sampling: SamplingParams | None = None, **more: Any
     ) -> Generation:
-        if sampling is None and self.sampling.seed is not None:
-            sampling = self.sampling
-        return await super().generate(input_ids, sampling, **more)
+        own = self.sampling
+        if sampling is not None or own.seed is None:
+            return await super().generate(input_ids, sampling, **more)
+        self.sampling = attrs.evolve(own, seed=None)
+        try:
+            return await super().generate(input_ids, own, **more)
+        finally:
+            self.sampling = own
 
 
 class _Sessions(PoolSessions):

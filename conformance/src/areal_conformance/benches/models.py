@@ -20,6 +20,7 @@ from transformers.utils import logging
 
 from areal_conformance.outcome import HarnessError
 from areal_torch.testing.models import make_tiny_model
+from areal_torch.testing.sparse_files import hole, write_behind
 
 
 def tiny_model(folder: Path, **arguments: Any) -> Path:
@@ -42,6 +43,19 @@ def several_files(model: Path, folder: Path, count: int) -> Path:
     size = sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": size}, "weight_map": placed}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+def behind_a_hole(model: Path, folder: Path, name: str) -> Path:
+    """Copy a model folder, with over four gibibytes of a tensor of that name before the others; return the copy.
+
+    Nothing is written of it. A tensor that the model has by that name is left out.
+    """
+    shutil.copytree(model, folder)
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(model / file.name)
+    tensors.pop(name, None)
+    write_behind(file, hole(name, 1), tensors)
     return folder
 
 

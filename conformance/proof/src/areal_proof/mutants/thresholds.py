@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from areal_core.config.model_folder import read_headers
 from areal_core.contract.batch import Batch
 from areal_core.contract.inference import GenerationRequest
 from areal_local.transports.disk import DiskTransport
@@ -95,8 +96,18 @@ def _beyond_the_first_file(folder: str) -> set[str]:
     return {name for file in others for name in load_file(file)} - set(load_file(first))
 
 
+def _beyond(folder: str, bits: int) -> set[str]:
+    """Return the names of tensors of a folder whose offsets have more than so many bits."""
+    return {name for name, header in read_headers(Path(folder)).items() if header["data_offsets"][0] >> bits}
+
+
 def _left_empty(tensors: Mapping[str, Tensor], folder: str) -> None:
     for name in _beyond_the_first_file(folder) & set(tensors):
+        tensors[name].data.zero_()
+
+
+def _from_the_hole(tensors: Mapping[str, Tensor], folder: str) -> None:
+    for name in _beyond(folder, 32) & set(tensors):
         tensors[name].data.zero_()
 
 
@@ -117,6 +128,8 @@ TRAIN_ROWS = breaks_train.rows(
         start=given(max_tokens_per_microbatch=lambda spec: max(spec.max_tokens_per_microbatch - 1, 41))),
     row("TrainsTheFirstFile", "Reads the first file of a folder and leaves other tensors empty.",
         "train.threshold.files", start=then(lambda self, spec: _left_empty(parameters(self), spec.model_path))),
+    row("OffsetsOfFourBytes", "Keeps where a tensor begins in its file in 32 bits.", "train.threshold.offsets",
+        start=then(lambda self, spec: _from_the_hole(parameters(self), spec.model_path))),
 )  # fmt: skip
 
 

@@ -99,6 +99,34 @@ RESUMED_ROWS = breaks.rows(
 )  # fmt: skip
 
 
+def is_frozen(engine: ReferenceTrainEngine) -> bool:
+    """Tell whether a started engine makes no steps."""
+    return running(engine.trainer).optimizer is None
+
+
+def _rounded(engine: ReferenceTrainEngine) -> None:
+    for tensor in parameters(engine).values():
+        tensor.data.copy_(tensor.bfloat16().float())
+
+
+@contextmanager
+def _keeping_version(engine: ReferenceTrainEngine, kept: bool) -> Iterator[None]:
+    version = engine.version
+    yield
+    if kept:
+        engine.version = version
+
+
+FROZEN_ROWS = breaks.rows(
+    row("FrozenKnowsItsOwnStatesAlone", "Takes the version of a frozen role's state only where it saved one itself.",
+        "train.resumed.reference", saved=False, save_state=then(lambda self: setattr(self, "saved", True)),
+        load_state=within(lambda self: _keeping_version(self, is_frozen(self) and not self.saved))),
+    row("FrozenComesBackRounded", "Loads a frozen role's weights rounded to bfloat16.",
+        "train.resumed.reference", "train.frozen.role",
+        load_state=then(lambda self: _rounded(self) if is_frozen(self) else None)),
+)  # fmt: skip
+
+
 DISTURBED_ROWS = breaks.rows(
     row("FailuresCountAsSteps", "Counts a step whose objective raised in its schedule.", "train.disturbed.actor",
         train_step=on(ZeroDivisionError, lambda self: setattr(optimizer_of(self), "steps",

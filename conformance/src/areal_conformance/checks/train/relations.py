@@ -15,7 +15,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from areal_conformance.benches.train import TrainBench
-from areal_conformance.check import Level, Row, family
+from areal_conformance.check import Level, Row, check, family
 from areal_conformance.checks.train.state import End, plain
 from areal_conformance.oracles.relations import (
     Acts,
@@ -76,6 +76,7 @@ def roles(*claims: str) -> dict[str, Row]:
 
 
 EXACT = "checkpoint.exact"
+LOADING = "train#areal_core.contract.train.TrainEngine.load_state"
 
 
 def lesson(bench: TrainBench, step: int) -> Batch:
@@ -94,8 +95,13 @@ def taught(role: Role, engine: TrainEngine, batch: Batch, step: int) -> TrainRep
 
 def end(bench: TrainBench, role: Role, engine: TrainEngine, reports: list[TrainReport]) -> End:
     """Return weights, what the engine says of a batch, and reports."""
-    column = engine.forward(bench.batch(seed=9), frozenset({role.output})).tokens[role.output]
-    return {**bench.witnessed(engine), "(a column)": column}, reports
+    return {**bench.witnessed(engine), "(a column)": column(engine, role, bench.batch(seed=9))}, reports
+
+
+def column(engine: TrainEngine, role: Role, batch: Batch) -> Tensor:
+    """Return what a role says of a batch."""
+    said: Tensor = engine.forward(batch, frozenset({role.output})).tokens[role.output]
+    return said
 
 
 def started(bench: TrainBench, role: Role, **more: Any) -> Any:
@@ -118,7 +124,7 @@ def straight(bench: TrainBench, role: Role) -> End:
         "bfloat16": Row("an actor in bfloat16", HALF, requires=("precision.bfloat16", EXACT)),
     },
     law=4,
-    spec="train#areal_core.contract.train.TrainEngine.load_state",
+    spec=LOADING,
 )
 def resumed(bench: TrainBench, role: Role) -> None:
     """Stopped after every step and resumed by a fresh engine, {...} learns to the bit what it learns without a stop."""
@@ -133,6 +139,29 @@ def resumed(bench: TrainBench, role: Role) -> None:
             engine.save_state(folder)
             found = end(bench, role, engine, reports)
     alike(f"{STEPS} steps by {STEPS} engines, one after the other", found, straight(bench, role))
+
+
+@check("train.resumed.reference", level=Level.SINGLE, law=4, spec=LOADING, requires=(EXACT,))
+def resumed_reference(bench: TrainBench) -> None:
+    """Resumed by a fresh engine after every batch, a frozen role says to the bit what it says without a stop."""
+    for dtype in bench.target.adapter.dtypes:
+        role = evolve(ACTOR, fields={"optimizer": None, "temperature": 0.7, "dtype": dtype})
+        with started(bench, role) as engine:
+            said = [column(engine, role, lesson(bench, step)) for step in range(1, STEPS + 1)]
+            held = bench.witnessed(engine)
+        folder = bench.folder / f"frozen-{dtype}"
+        for step, wanted in enumerate(said, start=1):
+            what = f"a frozen role in {dtype}, in the hands of its engine number {step}"
+            with started(bench, role, seed=step) as engine:
+                if step > 1:
+                    engine.load_state(folder)
+                    expect(engine.version == step - 1, f"{what}: version {engine.version}, saved with {step - 1}")
+                same(f"the weights of {what}", bench.witnessed(engine), held)
+                same(
+                    f"what is said by {what}", {"column": column(engine, role, lesson(bench, step))}, {"column": wanted}
+                )
+                engine.version = step
+                engine.save_state(folder)
 
 
 @relation("train.disturbed.{role}", roles(), law=3, spec="train#areal_core.contract.train.TrainEngine.forward")

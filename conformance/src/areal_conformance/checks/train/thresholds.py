@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from areal_conformance.benches.models import several_files
+from areal_conformance.benches.models import behind_a_hole, several_files
 from areal_conformance.benches.train import Shape, TrainBench, read_folder
 from areal_conformance.check import Level, check
 from areal_conformance.checks.train.step_numbers import one_step
@@ -28,8 +28,10 @@ from areal_conformance.zoo.folders import folder_of
 from areal_conformance.zoo.sample import with_biased_heads
 from areal_conformance.zoo.traits import VOCABULARY
 from areal_core.contract.batch import Batch
-from areal_core.contract.train import Output
+from areal_core.contract.errors import ModelError
+from areal_core.contract.train import Head, Output
 from areal_torch.testing.objectives import PolicyGradient
+from areal_torch.testing.sparse_files import keeps_holes
 
 rule = partial(check, level=Level.SINGLE, law=6, spec="train#areal_core.contract.train.TrainEngine.train_step")
 
@@ -130,6 +132,31 @@ def files(bench: TrainBench) -> None:
             with bench.engine(model=folder) as engine:
                 same(f"{kind}, weights read from three files", bench.witnessed(engine), read_folder(model))
                 same(f"{kind}, weights of three files, sent", bench.sent(engine), read_folder(model))
+
+
+@rule("train.threshold.offsets", law=7, spec="train#areal_core.contract.train.TrainSpec")
+def offsets(bench: TrainBench) -> None:
+    """Weights beyond four gibibytes of their file are read from there: behind the head of another role, for one.
+
+    The file is sparse and takes a few pages. A folder with a head that its role has no use for may be refused.
+    """
+    if not keeps_holes(bench.folder):
+        bench.notes.append(f"files in {bench.folder} keep no holes: no offset beyond four gibibytes was tried")
+        return
+    heads = {Head.CAUSAL_LM: (True, "score.weight"), Head.VALUE: (False, "lm_head.weight")}
+    if not bench.target.claimed("head.value"):
+        del heads[Head.VALUE]
+    for head, (tied, first) in heads.items():
+        model = bench.model(tied=tied)
+        wanted = {name: tensor for name, tensor in read_folder(model).items() if name != first}
+        folder = behind_a_hole(model, bench.folder / head.value, first)
+        try:
+            with bench.engine(model=folder, head=head) as engine:
+                held = bench.witnessed(engine)
+                found = {name: tensor for name, tensor in held.items() if name in wanted}
+                same(f"weights of the head {head.value}, behind four gibibytes of {first}", found, wanted)
+        except ModelError as error:
+            bench.notes.append(f"a folder that also holds {first} is refused for the head {head.value}: {error}")
 
 
 @rule("train.threshold.saved", law=7, spec="train#areal_core.contract.train.TrainEngine.save_weights")
