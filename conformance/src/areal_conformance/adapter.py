@@ -94,7 +94,8 @@ class Threshold:
 
     Checks make one less, as many, one more, and twice as many and one. Where that would be too many for a check, the
     size is made small meanwhile: by the backend's own `options`, or by `place`, `module:NAME` of the number in the
-    source. It is set to `at` in the process that asks for the work, and must be read when it is used.
+    source. It is set to `at` in the process that asks for the work, and must be read when it is used; a tuple of sizes
+    to choose from is set to that one.
     """
 
     counts: str = field(validator=validators.in_(COUNTED))
@@ -206,6 +207,9 @@ class Adapter:
     """`module:attribute` of every private place of its engine the plugin hooks into; each must still be there."""
     thresholds: tuple[Threshold, ...] = field(default=(), converter=tuple[Threshold, ...])
     """Sizes at which it goes another way. Without one, checks cross a size that real work crosses, where they can."""
+    no_threshold: Mapping[str, str] = Factory(dict)
+    """`module:NAME` -> why no threshold names this number of its source: it bounds waiting, or memory, or what is sent
+    at once. With one, every integer in capitals that the source decides by is here or is the place of a threshold."""
     variants: Mapping[str, Variant] = Factory(dict)
     """Options that checks are made again with, by a name for messages."""
     bounds: Mapping[str, Bounds] = Factory(dict)

@@ -71,8 +71,13 @@ ADAPTER = Adapter(
         "fp8": "it changes the numbers, as much as eight bits do; tests of areal-archon bound by how much",
         "fp8_emulate": "as `fp8`",
     },
+    no_threshold={
+        "areal_archon.sharding:SMALL_BYTES": "`wrap: auto` chooses by it: `root` here, `layer` in variants",
+        "areal_archon.float8:_CAPABILITY": "the oldest device that multiplies 8-bit numbers",
+    },
     thresholds=(
         Threshold(counts="logits", at=320, place="areal_torch.logprobs:CHUNK_ELEMENTS"),
         Threshold(counts="logits", at=640, place="areal_torch.logprobs:KEEP_ELEMENTS"),
+        Threshold(counts="saved", at=20_000, place="areal_torch.export:FILE_BYTES"),
     ),
 )

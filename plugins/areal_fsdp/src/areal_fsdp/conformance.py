@@ -69,6 +69,7 @@ ADAPTER = Adapter(
         "compile": "the same layers, compiled: half a minute for each start, and tests of areal-fsdp do it",
         "compile_backend": "as `compile`",
     },
+    no_threshold={"areal_fsdp.sharding:SMALL_BYTES": "`wrap: auto` chooses by it: `root` here, `layer` in variants"},
     thresholds=(
         Threshold(counts="logits", at=320, place="areal_torch.logprobs:CHUNK_ELEMENTS"),
         Threshold(counts="logits", at=640, place="areal_torch.logprobs:KEEP_ELEMENTS"),

@@ -48,6 +48,7 @@ ADAPTER = Adapter(
     thresholds=(
         Threshold(counts="logits", at=320, place="areal_torch.logprobs:CHUNK_ELEMENTS"),
         Threshold(counts="logits", at=640, place="areal_torch.logprobs:KEEP_ELEMENTS"),
+        Threshold(counts="saved", at=20_000, place="areal_torch.export:FILE_BYTES"),
     ),
     patience=4.0,  # a start makes some twenty process groups, which four ranks on two cores do slowly
     anchors=(

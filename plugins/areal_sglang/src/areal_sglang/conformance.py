@@ -58,6 +58,10 @@ ADAPTER = Adapter(
         "direct": "another road of weights, with a transport: tests of areal-sglang and of whole runs take it",
         "cpu_threads": "how fast it is",
     },
+    no_threshold={
+        "areal_sglang.dialect:_FLUSHES": "how often the cache is asked to be emptied while requests end",
+        "areal_sglang.command:SPARE_TOKENS": "room beyond the context that no request is given",
+    },
     patience=20.0,
     slow_start=True,
 )

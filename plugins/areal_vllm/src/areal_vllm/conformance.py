@@ -63,6 +63,10 @@ ADAPTER = Adapter(
         "direct": "another road of weights, with a transport: tests of areal-vllm and of whole runs take it",
         "device_memory_share": "of an accelerator's memory",
     },
+    no_threshold={
+        "areal_vllm.command:_DEFAULT_BATCHED_TOKENS": "with more requests at once vLLM is told so many",
+        "areal_vllm.config:ADAPTER_RANKS": "ranks vLLM has kernels for: the next larger one is taken",
+    },
     patience=12.0,
     slow_start=True,
 )

@@ -34,6 +34,7 @@ from areal_proof.second.train.engine import Started
 from areal_proof.second.train.ranks import Ranks
 from areal_reference.infer.config import ReferenceInferenceConfig
 from areal_reference.infer.engine import ReferenceInferenceEngine
+from areal_reference.infer.runner import ModelRunner
 from areal_reference.train.config import ReferenceTrainConfig
 from areal_reference.train.engine import ReferenceTrainEngine
 from areal_tasks.workflows.single_turn import SingleTurnConfig, SingleTurnWorkflow
@@ -103,11 +104,22 @@ def _forgetting(self: ReferenceInferenceEngine, request: GenerationRequest) -> G
     return attrs.evolve(request, input_ids=request.input_ids[-_KEPT:]) if small else request
 
 
+class _OneTileOfEach(ModelRunner):
+    __slots__ = ()
+
+    def tiles(self, positions: Any, tile: int) -> list[Any]:
+        whole = super().tiles(positions, len(positions))
+        return [part[:tile] for part in whole]
+
+
 INFER_ROWS = breaking("infer/reference", ReferenceInferenceEngine).rows(
     row("CacheSizeIgnored", "Takes the option cache_gib, and lets the cache grow.", "infer.options.shown",
         __init__=lambda original: original(ReferenceInferenceConfig())),
     row("SmallCachesForget", "Forgets the beginning of a prompt where the cache is small.", "infer.options.checks",
         generate=lambda original, self, request: original(_forgetting(self, request))),
+    row("OneTileAStep", "In deterministic mode computes no more rows of a length than a tile has; the rest are zeros.",
+        "infer.options.checks",
+        start=then(lambda self: setattr(self.running.loop.runner, "__class__", _OneTileOfEach))),
 )  # fmt: skip
 
 
@@ -223,3 +235,9 @@ def OptionNobodyLooksAt(whole: Target) -> Target:
     """Has options that no variant has, and says of none why."""
     adapter = attrs.evolve(whole.adapter, variants={"one": Variant(options={"cache_gib": 1.0})}, thresholds=())
     return attrs.evolve(whole, adapter=adapter)
+
+
+@mutant("infer/reference", killers=("static.sizes.accounted",))
+def NumberNobodyCrosses(whole: Target) -> Target:
+    """Has numbers at which it goes another way, says of one why no threshold names it, and of the others nothing."""
+    return attrs.evolve(whole, adapter=attrs.evolve(whole.adapter, thresholds=()))

@@ -95,22 +95,42 @@ _SMALL = "checks of bytes set it themselves, and look that it is obeyed"
 _OTHERS_FOLDER = "where files lie: checks give every process a temporary folder of its own, which empty stands for"
 
 _OF_PIECES = Bounds(takes=(1,), refuses=(0, -1))
+_ON_THREADS = Threshold(counts="bytes", at=4096, place="areal_torch.proved_copy:_WORTH_A_THREAD")
 
 DISK = Adapter(
-    thresholds=(Threshold(counts="bytes", at=4096, place="areal_local.transports.disk:_MIN_PART_BYTES"),),
+    thresholds=(
+        Threshold(counts="bytes", at=4096, place="areal_local.transports.disk:_MIN_PART_BYTES"),
+        _ON_THREADS,
+    ),
+    no_threshold={
+        "areal_local.transports.disk:_MAX_PARTS": "how many threads write at most: _MIN_PART_BYTES is crossed"
+    },
     variants={"fsync": Variant(options={"fsync": True}, shows=_waits_for_the_disk)},
     bounds={"bucket_bytes": _OF_PIECES},
     without_effect={"root": _OTHERS_FOLDER, "bucket_bytes": _SMALL},
     folders={"root": {}},
 )
 SHM = Adapter(
+    thresholds=(
+        Threshold(counts="bytes", at=1 << 20, place="areal_torch.proved_copy:TILE_BYTES"),
+        _ON_THREADS,
+    ),
     variants={"file": Variant(options={"backing": "file"}, shows=_has_a_path)},
     bounds={"bucket_bytes": _OF_PIECES, "backing": Bounds(takes=("memory",), refuses=("disk", ""))},
     without_effect={"folder": _OTHERS_FOLDER, "bucket_bytes": _SMALL},
     folders={"folder": {"backing": "file"}},
 )
 COLLECTIVE = Adapter(
-    thresholds=(Threshold(counts="bytes", at=512 * 1024, place="areal_torch.collective.chain:DIRECT_PIECE_BYTES"),),
+    thresholds=(
+        Threshold(counts="bytes", at=512 * 1024, place="areal_torch.collective.chain:DIRECT_PIECE_BYTES"),
+        _ON_THREADS,
+    ),
+    no_threshold={
+        "areal_local.transports.collective_source:_ALIGNED": "where the next tensor of a bucket begins",
+        "areal_local.transports.delta:_BLOCK": "elements compared at once: tests change both sides of it",
+        "areal_local.transports.delta:_HEAD": "the bytes before a difference: what is no shorter is sent whole",
+        "areal_local.descriptors:_WANTED": "how many open files the system is asked for",
+    },
     variants={
         "broadcast": Variant(options={"fan_out": "broadcast"}),
         "delta": Variant(options={"delta": True}, shows=_little_travels_again, checks=_OF_STREAMS),
