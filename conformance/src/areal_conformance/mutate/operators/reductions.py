@@ -35,7 +35,7 @@ def other(source: Source, node: ast.AST) -> Iterator[Change]:
     if isinstance(node, ast.Call) and adds_up(source, node):
         operation = operations(source, node)
         if operation is not None:
-            end = max(map(source.end, (*node.args, *node.keywords)))
+            end = max([*map(source.end, node.args), *map(source.end, node.keywords)])
             yield source.splice(node, end, end, f", op={operation}.{_OPERATIONS['SUM']}")
     elif isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS:
