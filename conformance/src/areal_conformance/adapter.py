@@ -109,16 +109,19 @@ class Variant:
     """Options under which checks are made again, for they must change what they say and nothing else.
 
     Variant(options={"backing": "file"}, shows=where_it_lies)
-    Variant(options={"stages_per_rank": 2}, layouts=("p2",), model={"layers": 4})
+    Variant(options={"stages_per_rank": 2}, layouts=("p2",), model={"layers": 4}, shows=num_stages)
     """
 
     options: Mapping[str, Any]
     shows: Callable[[Any], Any] | None = None
     """Given what was built, a started engine or another plugin, with these options and once without: what they do, as
-    anything that can be compared. It must differ. May be a coroutine function. Any: the role decides."""
+    anything that can be compared. It must differ. May be a coroutine function. With layouts each rank of the first
+    one is given its own, and what it returns must be plain JSON. Any: the role decides."""
     gives: Any = None
     """What `shows` returns with these options, where that is known: so an effect that is half of what is said is seen.
     Any: as it returns."""
+    unseen: str = ""
+    """Why nothing that is built shows what they do. One of this and `shows` is asked of every variant."""
     again: bool = True
     """Whether checks are made again with them; not where they end what takes its time."""
     checks: tuple[str, ...] = field(default=(), converter=tuple[str, ...])

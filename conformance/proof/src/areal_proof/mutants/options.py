@@ -23,6 +23,7 @@ from areal_core.contract.train import EngineInfo, RankContext, TrainSpec
 from areal_core.plugins.registry import Registry
 from areal_local.scheduler.config import LocalConfig
 from areal_local.scheduler.local_scheduler import LocalScheduler
+from areal_local.transports.collective import CollectiveTransport
 from areal_local.transports.config import DiskConfig
 from areal_local.transports.disk import DiskTransport
 from areal_local.transports.shm import ShmTransport
@@ -71,6 +72,16 @@ class AveragedWhereComputedAgain(Sharing):
         """Put other ranks in their place."""
         if here.columns.network.recompute:
             self.started = attrs.evolve(here, ranks=_Averaged(**attrs.asdict(here.ranks, recurse=False)))
+
+
+@mutant("train/second", killers=("train.options.shown_on_ranks",), ranks=2)
+class AllKeptOnSeveralRanks(Sharing):
+    """Takes the option activation_checkpointing, and keeps all activations where there are other ranks."""
+
+    def spoil(self, here: Started) -> None:
+        """Compute nothing again."""
+        network = attrs.evolve(here.columns.network, recompute=False)
+        self.started = attrs.evolve(here, columns=attrs.evolve(here.columns, network=network))
 
 
 @mutant("train/second", killers=("train.options.four",), ranks=4)
@@ -133,6 +144,13 @@ DISK_ROWS = breaking("transport/disk", DiskTransport).rows(
     row("FromWhereItWorks", "Offers a folder by its path from where the controller works.",
         "transport.options.folders",
         open=gives(location=lambda result: {**result.location, "folder": os.path.relpath(result.location["folder"])})),
+)  # fmt: skip
+
+
+COLLECTIVE_ROWS = breaking("transport/collective", CollectiveTransport).rows(
+    row("FanOutIgnored", "Takes the option fan_out, and hands everything from each receiver to the next.",
+        "transport.options.shown",
+        open=gives(location=lambda result: {**result.location, "fan_out": "auto"})),
 )  # fmt: skip
 
 
@@ -241,3 +259,10 @@ def OptionNobodyLooksAt(whole: Target) -> Target:
 def NumberNobodyCrosses(whole: Target) -> Target:
     """Has numbers at which it goes another way, says of one why no threshold names it, and of the others nothing."""
     return attrs.evolve(whole, adapter=attrs.evolve(whole.adapter, thresholds=()))
+
+
+@mutant("infer/reference", killers=("static.options.accounted",))
+def VariantThatShowsNothing(whole: Target) -> Target:
+    """Has a variant of each option, and of none a word about what it does."""
+    silent = {name: attrs.evolve(one, shows=None) for name, one in whole.adapter.variants.items()}
+    return attrs.evolve(whole, adapter=attrs.evolve(whole.adapter, variants=silent))
