@@ -94,7 +94,8 @@ class Threshold:
 
     Checks make one less, as many, one more, and twice as many and one. Where that would be too many for a check, the
     size is made small meanwhile: by the backend's own `options`, or by `place`, `module:NAME` of the number in the
-    source. It is set to `at` in the process that asks for the work, and must be read when it is used.
+    source. It is set to `at` in the process that asks for the work, and must be read when it is used; a tuple of sizes
+    to choose from is set to that one.
     """
 
     counts: str = field(validator=validators.in_(COUNTED))
@@ -108,16 +109,19 @@ class Variant:
     """Options under which checks are made again, for they must change what they say and nothing else.
 
     Variant(options={"backing": "file"}, shows=where_it_lies)
-    Variant(options={"stages_per_rank": 2}, layouts=("p2",), model={"layers": 4})
+    Variant(options={"stages_per_rank": 2}, layouts=("p2",), model={"layers": 4}, shows=num_stages)
     """
 
     options: Mapping[str, Any]
     shows: Callable[[Any], Any] | None = None
     """Given what was built, a started engine or another plugin, with these options and once without: what they do, as
-    anything that can be compared. It must differ. May be a coroutine function. Any: the role decides."""
+    anything that can be compared. It must differ. May be a coroutine function. With layouts each rank of the first
+    one is given its own, and what it returns must be plain JSON. Any: the role decides."""
     gives: Any = None
     """What `shows` returns with these options, where that is known: so an effect that is half of what is said is seen.
     Any: as it returns."""
+    unseen: str = ""
+    """Why nothing that is built shows what they do. One of this and `shows` is asked of every variant."""
     again: bool = True
     """Whether checks are made again with them; not where they end what takes its time."""
     checks: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
@@ -216,6 +220,9 @@ class Adapter:
     """`module:attribute` of every private place of its engine the plugin hooks into; each must still be there."""
     thresholds: tuple[Threshold, ...] = field(default=(), converter=tuple[Threshold, ...])
     """Sizes at which it goes another way. Without one, checks cross a size that real work crosses, where they can."""
+    no_threshold: Mapping[str, str] = Factory(dict)
+    """`module:NAME` -> why no threshold names this number of its source: it bounds waiting, or memory, or what is sent
+    at once. With one, every integer in capitals that the source decides by is here or is the place of a threshold."""
     variants: Mapping[str, Variant] = Factory(dict)
     """Options that checks are made again with, by a name for messages."""
     bounds: Mapping[str, Bounds] = Factory(dict)

@@ -7,7 +7,7 @@ Does not know: which checks those are, or what options mean.
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
@@ -73,14 +73,20 @@ async def shown(bench: Bench, built: Built) -> None:
             continue
         if variant.shows not in without:
             without[variant.shows] = await _shown(variant, built)
-        plain = without[variant.shows]
         with bench.varied(name):
             other = await _shown(variant, built)
-        told = f"the options {dict(variant.options)} of the variant {name!r} are accepted and do nothing"
+        differ(name, variant, [without[variant.shows]], [other])
+
+
+def differ(name: str, variant: Variant, without: Sequence[Any], shown: Sequence[Any]) -> None:
+    """Expect what a variant shows, on each rank, to be another than without, and what it says. Any: as it returns."""
+    options = dict(variant.options)
+    for plain, other in zip(without, shown, strict=True):
+        told = f"the options {options} of the variant {name!r} are accepted and do nothing"
         expect(plain != other, f"{told}: what they should show is {plain!r:.300} with them and without")
         if variant.gives is not None:
-            told = f"with the options {dict(variant.options)} of the variant {name!r}"
-            expect(other == variant.gives, f"{told} what shows is {other!r:.300}, not {variant.gives!r:.300}")
+            told = f"with the options {options} of the variant {name!r} what shows is"
+            expect(other == variant.gives, f"{told} {other!r:.300}, not {variant.gives!r:.300}")
 
 
 async def _shown(variant: Variant, built: Built) -> Any:  # Any: whatever can be compared

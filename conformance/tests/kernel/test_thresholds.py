@@ -11,6 +11,7 @@ from areal_conformance.adapter import Threshold
 from areal_conformance.benches.base import Bench, around
 from areal_conformance.outcome import HarnessError
 from areal_conformance.target import Locator, locate
+from areal_reference.infer import loop
 from areal_torch import logprobs
 
 
@@ -65,3 +66,14 @@ def test_a_place_that_is_not_there_is_no_failure_of_the_backend() -> None:
 
     with pytest.raises(HarnessError, match=r"logprobs:MOVED"), bench.crossing("logits"):
         pass
+
+
+def test_of_several_sizes_to_choose_from_one_is_left() -> None:
+    """A tuple stays a tuple: what chooses from it has no other choice inside."""
+    before = loop.TILES
+    bench = bench_with(Threshold(counts="requests", at=3, place="areal_reference.infer.loop:TILES"))
+
+    with bench.crossing("requests"):
+        assert loop.TILES == (3,)
+
+    assert before == loop.TILES

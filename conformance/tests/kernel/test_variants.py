@@ -11,10 +11,12 @@ import pytest
 
 from areal_conformance.adapter import Bounds, Variant
 from areal_conformance.benches.base import Bench
+from areal_conformance.benches.static import StaticBench
 from areal_conformance.checks import checks_in
+from areal_conformance.checks.static.options import accounted
 from areal_conformance.outcome import Violation
 from areal_conformance.target import Locator, locate
-from areal_conformance.varied import at_bounds, given, made_again, shown
+from areal_conformance.varied import at_bounds, differ, given, made_again, shown
 
 
 def bench_with(**variants: Variant) -> Bench:
@@ -64,6 +66,38 @@ def test_what_an_option_must_show_is_compared() -> None:
 
     with pytest.raises(Violation, match=r"cache_gib.*small.*0\.5, not 0\.25"):
         asyncio.run(shown(bench, lambda: room(bench)))
+
+
+@pytest.mark.parametrize(
+    ("shown", "told"),
+    [([2, 2], ""), ([2, 1], "do nothing.* 1 with them and without"), ([2, 3], "what shows is 3, not 2")],
+)
+def test_of_several_ranks_each_shows_what_its_options_do(shown: list[int], told: str) -> None:
+    """One rank on which they do nothing, or something else, is enough."""
+    variant = Variant(options={"stages": 2}, layouts=("p2",), shows=len, gives=2)
+
+    with pytest.raises(Violation, match=told) if told else contextlib.nullcontext():
+        differ("stages", variant, [1, 1], shown)
+
+
+@pytest.mark.parametrize(
+    ("variant", "fails"),
+    [
+        (Variant(options={"cache_gib": 0.5}), True),
+        (Variant(options={"cache_gib": 0.5}, unseen=" "), True),
+        (Variant(options={"cache_gib": 0.5}, unseen="it is speed alone"), False),
+        (Variant(options={"cache_gib": 0.5}, shows=len), False),
+    ],
+)
+def test_a_variant_shows_what_it_does_or_says_why_nothing_does(variant: Variant, fails: bool) -> None:
+    """What is only made again passes where the options are ignored."""
+    target = locate(Locator(role="infer", name="reference"))
+    rest = dict.fromkeys(("deterministic", "kv_on_update", "prefill_tokens"), "another shows it")
+    adapter = attrs.evolve(target.adapter, variants={"one": variant}, without_effect=rest)
+    bench = StaticBench(attrs.evolve(target, adapter=adapter))
+
+    with pytest.raises(Violation, match="variants one") if fails else contextlib.nullcontext():
+        accounted.body(bench)
 
 
 def test_checks_are_not_made_again_where_a_variant_says_so() -> None:

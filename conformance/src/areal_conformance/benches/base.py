@@ -223,14 +223,14 @@ def around(size: int) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def _set(place: str, number: int) -> Iterator[None]:
-    """Let a number of a module be another one."""
+    """Let a number of a module be another one; several sizes to choose from become that one alone."""
     name, _, attribute = place.partition(":")
     try:
         module = importlib.import_module(name)
         kept = getattr(module, attribute)
     except (ImportError, AttributeError) as error:
         raise HarnessError(f"the adapter names a threshold at {place!r}, which is not there: {error}") from error
-    setattr(module, attribute, number)
+    setattr(module, attribute, (number,) if isinstance(kept, tuple) else number)
     try:
         yield
     finally:

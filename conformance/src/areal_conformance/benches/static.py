@@ -11,7 +11,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -106,27 +106,27 @@ class StaticBench(Bench):
 
         A distribution may hold several plugins, each with requirements of its own.
         """
-        files = dict(self.sources())
-        by_name = {path.with_suffix("") if path.name != "__init__.py" else path.parent: path for path in files}
-        module, _, _ = self.manifest.factory.partition(":")
-        top = module.partition(".")[0]
-        root = min((place for place in by_name if place.name == top), key=lambda place: len(place.parts), default=None)
-        if root is None:  # one file
-            yield from files.items()
-            return
-        named = {".".join((top, *place.relative_to(root).parts)): path for place, path in by_name.items()}
+        module = self.manifest.factory.partition(":")[0]
         own = f"{module.rpartition('.')[0] or module}."
-        waiting = [name for name in named if f"{name}.".startswith(own)]
-        seen: set[str] = set()
-        while waiting:
-            name = waiting.pop()
-            if name in seen or name not in named:
-                continue
-            seen.add(name)
-            path = named[name]
-            yield path, files[path]
-            waiting.append(name.rpartition(".")[0])
-            waiting += imported(files[path], name if path.name == "__init__.py" else name.rpartition(".")[0])
+        files = self._named()
+        for name in _reached(files, [name for name in files if f"{name}.".startswith(own)]):
+            yield files[name]
+
+    def factory_sources(self) -> Mapping[str, ast.Module]:
+        """Return the factory's module, parsed, and all of its distribution that it imports at any depth, by name."""
+        files = self._named()
+        return {name: files[name][1] for name in _reached(files, [self.manifest.factory.partition(":")[0]])}
+
+    def _named(self) -> dict[str, tuple[Path, ast.Module]]:
+        """Return the files of the plugin by the names of their modules; one file by its module's alone."""
+        module = self.manifest.factory.partition(":")[0]
+        top, files = module.partition(".")[0], dict(self.sources())
+        places = {path.with_suffix("") if path.name != "__init__.py" else path.parent: path for path in files}
+        root = min((place for place in places if place.name == top), key=lambda place: len(place.parts), default=None)
+        if root is None:  # one file
+            return dict(zip((module,), files.items(), strict=False))
+        named = {".".join((top, *place.relative_to(root).parts)): path for place, path in places.items()}
+        return {name: (path, files[path]) for name, path in named.items()}
 
     def sources(self) -> Iterator[tuple[Path, ast.Module]]:
         """Yield every Python file of the plugin, parsed: its top-level package, or its one module."""
@@ -146,6 +146,21 @@ class StaticBench(Bench):
             files = sorted(origin.parent.rglob("*.py")) if origin.name == "__init__.py" else [origin]
         for path in files:
             yield path, ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def _reached(files: Mapping[str, tuple[Path, ast.Module]], begun: Sequence[str]) -> Iterator[str]:
+    """Yield the names of some of these modules, and of those that they import, at any depth."""
+    waiting = list(begun)
+    seen: set[str] = set()
+    while waiting:
+        name = waiting.pop()
+        if name in seen or name not in files:
+            continue
+        seen.add(name)
+        path, tree = files[name]
+        yield name
+        waiting.append(name.rpartition(".")[0])
+        waiting += imported(tree, name if path.name == "__init__.py" else name.rpartition(".")[0])
 
 
 def imported(tree: ast.Module, package: str = "") -> set[str]:

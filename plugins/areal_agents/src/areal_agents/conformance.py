@@ -99,6 +99,11 @@ async def _begun(endpoint: AgentEndpoint) -> bool:
 _USER = "<|im_start|>user\n"
 _SYSTEM = "<|im_start|>system\nYou are a small model. You are a helpful assistant.<|im_end|>\n"
 HTTP = Adapter(
+    no_threshold={
+        "areal_agents.gate:MAX_BODY": "a larger request is refused; tests of areal-agents send one",
+        "areal_agents.loopback:_WANTED": "how many open files the system is asked for",
+        "areal_agents.wire.body:_DELTA": "letters of a piece: streams of the checks are of more, and of fewer",
+    },
     variants={
         "system": Variant(
             options={"system": "be ab"}, shows=_first, gives=f"<|im_start|>system\nbe ab<|im_end|>\n{_USER}"

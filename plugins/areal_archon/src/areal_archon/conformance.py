@@ -24,6 +24,27 @@ def _units(engine: Any) -> int:  # Any: an engine
     return sum(isinstance(module, FSDPModule) for stage in engine.built.stages for module in stage.modules())
 
 
+def _collectives(engine: Any) -> dict[str, int]:
+    """Return how often a step of four micro-batches gathers a unit, or a sequence, and adds up a unit's gradients."""
+    from areal_torch.testing.operations import operations_of_step
+
+    made = operations_of_step(engine)
+    return {"gathered": made["all_gather"], "reduced": made["chunk_cat"]}
+
+
+def _computed(engine: Any) -> dict[str, int]:
+    """Return how often a step of four micro-batches computes an activation of its eight layers, and a product."""
+    from areal_torch.testing.operations import operations_of_step
+
+    made = operations_of_step(engine)
+    return {"activations": made["silu"], "products": made["mm"]}
+
+
+def _stages(engine: Any) -> list[Any]:
+    """Return the schedule of the pipeline, how many stages this rank has, and their units."""
+    return [engine.built.model.schedule.name, len(engine.built.stages), _units(engine)]
+
+
 ADAPTER = Adapter(
     models=("qwen3", "qwen2", "llama", "qwen3_moe"),
     traits=("rope.linear", "rope.yarn", "rope.llama3", "biases"),
@@ -35,22 +56,39 @@ ADAPTER = Adapter(
         "layers": Variant(options={"wrap": "layer", "reshard_after_forward": "always"}, shows=_units),
         "kept": Variant(
             options={"wrap": "layer", "reshard_after_forward": "never", "reduce_every_microbatch": False},
+            shows=_collectives,
+            gives={"gathered": 12, "reduced": 3},
             layouts=("d2",),
         ),
-        "products_kept": Variant(options={"activation_checkpointing": "selective"}),
-        "whole_sequences": Variant(options={"sequence_parallel": False}, layouts=("t2", "d2t2")),
+        "products_kept": Variant(
+            options={"activation_checkpointing": "selective"},
+            shows=_computed,
+            gives={"activations": 16, "products": 176},
+        ),
+        "whole_sequences": Variant(
+            options={"sequence_parallel": False},
+            shows=_collectives,
+            gives={"gathered": 0, "reduced": 4},
+            layouts=("t2", "d2t2"),
+        ),
         "experts_apart": Variant(
             options={"wrap": "layer", "reduce_every_microbatch": False},
+            shows=_collectives,
+            gives={"gathered": 20, "reduced": 5},
             layouts=("d2e2",),
             model={"kind": "qwen3_moe"},
         ),
         "interleaved": Variant(
             options={"pipeline_schedule": "Interleaved1F1B", "stages_per_rank": 2},
+            shows=_stages,
+            gives=["Interleaved1F1B", 2, 2],
             layouts=("p2", "d2p2"),
             model=_FOUR,
         ),
         "zero_bubble": Variant(  # of four stages two have nothing but layers, each a unit
             options={"pipeline_schedule": "ZBVZeroBubble", "stages_per_rank": 2, "wrap": "layer"},
+            shows=_stages,
+            gives=["ZBVZeroBubble", 2, 4],
             layouts=("p2",),
             model=_FOUR,
         ),
@@ -71,8 +109,13 @@ ADAPTER = Adapter(
         "fp8": "it changes the numbers, as much as eight bits do; tests of areal-archon bound by how much",
         "fp8_emulate": "as `fp8`",
     },
+    no_threshold={
+        "areal_archon.sharding:SMALL_BYTES": "`wrap: auto` chooses by it: `root` here, `layer` in variants",
+        "areal_archon.float8:_CAPABILITY": "the oldest device that multiplies 8-bit numbers",
+    },
     thresholds=(
         Threshold(counts="logits", at=320, place="areal_torch.logprobs:CHUNK_ELEMENTS"),
         Threshold(counts="logits", at=640, place="areal_torch.logprobs:KEEP_ELEMENTS"),
+        Threshold(counts="saved", at=20_000, place="areal_torch.export:FILE_BYTES"),
     ),
 )

@@ -43,6 +43,23 @@ def _units(engine: Any) -> int:  # Any: an engine
     return sum(isinstance(module, FSDPModule) for module in engine.trainer.model.root.modules())
 
 
+def _collectives(engine: Any) -> dict[str, int]:
+    """Return how often a step of four micro-batches gathers a unit, and adds up the gradients of one."""
+    from areal_torch.testing.operations import operations_of_step
+
+    made = operations_of_step(engine)
+    return {"gathered": made["all_gather"], "reduced": made["chunk_cat"]}
+
+
+def _held(engine: Any) -> float:
+    """Return which share of the model lies on this rank."""
+    from areal_torch.optimizer import local
+
+    whole = engine.trainer.state.parameters.values()
+    share: float = sum(local(parameter).numel() for parameter in whole) / sum(parameter.numel() for parameter in whole)
+    return share
+
+
 ADAPTER = Adapter(
     models=("qwen3", "qwen2", "llama", "qwen3_moe"),
     architectures=("mistral", "mixtral", "qwen2_moe", "granite", "cohere", "glm4", "phi", "gpt2", "opt"),
@@ -53,12 +70,18 @@ ADAPTER = Adapter(
     witness=FSDPWitness,
     variants={
         "layers": Variant(options={"wrap": "layer"}, shows=_units),
-        "kept": Variant(options={"wrap": "layer", "reshard_after_forward": False, "reduce_every_microbatch": False}),
+        "kept": Variant(
+            options={"wrap": "layer", "reshard_after_forward": False, "reduce_every_microbatch": False},
+            shows=_collectives,
+            gives={"gathered": 0, "reduced": 3},
+        ),
         "layers_of_two": Variant(
             options={"wrap": "layer", "reshard_after_forward": False, "reduce_every_microbatch": False},
             layouts=("d2", "t2", "c2"),
+            shows=_collectives,
+            gives={"gathered": 12, "reduced": 3},
         ),
-        "replicas": Variant(options={"replicas": 2}, layouts=("d2", "d4")),
+        "replicas": Variant(options={"replicas": 2}, layouts=("d2", "d4"), shows=_held, gives=1.0),
     },
     bounds={
         "wrap": Bounds(takes=("auto", "layer", "root"), refuses=("", "Layer", "none")),
@@ -69,6 +92,7 @@ ADAPTER = Adapter(
         "compile": "the same layers, compiled: half a minute for each start, and tests of areal-fsdp do it",
         "compile_backend": "as `compile`",
     },
+    no_threshold={"areal_fsdp.sharding:SMALL_BYTES": "`wrap: auto` chooses by it: `root` here, `layer` in variants"},
     thresholds=(
         Threshold(counts="logits", at=320, place="areal_torch.logprobs:CHUNK_ELEMENTS"),
         Threshold(counts="logits", at=640, place="areal_torch.logprobs:KEEP_ELEMENTS"),

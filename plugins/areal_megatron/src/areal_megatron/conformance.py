@@ -21,6 +21,25 @@ def _computed_again(engine: Any) -> str | None:  # Any: an engine
     return granularity
 
 
+def _masters(engine: Any) -> list[Any]:
+    """Return how many moments this rank keeps of each number of its weights, and whether masters lie elsewhere."""
+    held = engine.built.held.values()
+    moments = sum(tensor.numel() for tensor in engine.trainer.optimizer.tensors)
+    apart = all(each.master.data_ptr() != each.weight.data_ptr() for each in held)
+    return [moments / sum(each.weight.numel() for each in held), apart]
+
+
+def _stages(engine: Any) -> int:
+    """Return how many stages this rank has."""
+    return len(engine.built.model.stages)
+
+
+def _of_experts(engine: Any) -> list[int]:
+    """Return how many weights of experts lie on this rank, and how many numbers they have."""
+    found = [each.weight.numel() for each in engine.built.held.values() if each.parameter.expert is not None]
+    return [len(found), sum(found)]
+
+
 ADAPTER = Adapter(
     models=("qwen3", "qwen2", "llama", "qwen3_moe"),
     traits=("rope.linear", "rope.llama3"),
@@ -32,13 +51,24 @@ ADAPTER = Adapter(
         "attention_again": Variant(
             options={"activation_checkpointing": "selective"}, shows=_computed_again, gives="selective"
         ),
-        "masters_alone": Variant(options={"distributed_optimizer": True}),
-        "masters_shared": Variant(options={"distributed_optimizer": True}, layouts=("d2", "c2", "t2", "p2", "d2t2")),
-        "masters_of_experts": Variant(
-            options={"distributed_optimizer": True}, layouts=("d2",), model={"kind": "qwen3_moe"}
+        "masters_alone": Variant(options={"distributed_optimizer": True}, shows=_masters, gives=[2.0, True]),
+        "masters_shared": Variant(
+            options={"distributed_optimizer": True},
+            layouts=("d2", "c2", "t2", "p2", "d2t2"),
+            shows=_masters,
+            gives=[1.0, True],
         ),
-        "interleaved": Variant(options={"virtual": 2}, layouts=("p2",), model={"layers": 4}),
-        "columns_of_experts": Variant(options={"expert_tensor": 2}, layouts=("d2",), model={"kind": "qwen3_moe"}),
+        "masters_of_experts": Variant(
+            options={"distributed_optimizer": True},
+            layouts=("d2",),
+            model={"kind": "qwen3_moe"},
+            shows=_masters,
+            gives=[1.0, True],
+        ),
+        "interleaved": Variant(options={"virtual": 2}, layouts=("p2",), model={"layers": 4}, shows=_stages, gives=2),
+        "columns_of_experts": Variant(
+            options={"expert_tensor": 2}, layouts=("d2",), model={"kind": "qwen3_moe"}, shows=_of_experts
+        ),
     },
     bounds={
         "virtual": Bounds(takes=(1,), refuses=(0, -1)),
@@ -48,6 +78,7 @@ ADAPTER = Adapter(
     thresholds=(
         Threshold(counts="logits", at=320, place="areal_torch.logprobs:CHUNK_ELEMENTS"),
         Threshold(counts="logits", at=640, place="areal_torch.logprobs:KEEP_ELEMENTS"),
+        Threshold(counts="saved", at=20_000, place="areal_torch.export:FILE_BYTES"),
     ),
     patience=4.0,  # a start makes some twenty process groups, which four ranks on two cores do slowly
     anchors=(

@@ -85,6 +85,7 @@ _OF_PROMPTS = {
     "image_marker": "words of a text, in conversations with images",
     "image_folder": "where relative paths begin; the suite's images are bytes",
 }
+_OF_MEMORY = {"areal_tasks.workflows.single_turn:REMEMBERED_PROMPTS": "what is forgotten is encoded again"}
 _ROWS: tuple[Mapping[str, Any], ...] = (
     {"prompt": "stone>", "answer": "enots"},
     {"prompt": "abacab>", "answer": "bacaba"},
@@ -119,6 +120,7 @@ SINGLE_TURN = Adapter(
         "unbegun": Variant(options={"add_special_tokens": False}, shows=_begun, gives=[False], again=False),
     },
     without_effect=_OF_PROMPTS,
+    no_threshold=_OF_MEMORY,
     rows=_ROWS,
 )
 CRITIQUE = Adapter(
@@ -141,4 +143,5 @@ CRITIQUE = Adapter(
         "system": Variant(options={"system": "beg-"}, shows=_critic_asked),
     },
     without_effect=_OF_PROMPTS,
+    no_threshold=_OF_MEMORY,
 )

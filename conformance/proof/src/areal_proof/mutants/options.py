@@ -23,6 +23,7 @@ from areal_core.contract.train import EngineInfo, RankContext, TrainSpec
 from areal_core.plugins.registry import Registry
 from areal_local.scheduler.config import LocalConfig
 from areal_local.scheduler.local_scheduler import LocalScheduler
+from areal_local.transports.collective import CollectiveTransport
 from areal_local.transports.config import DiskConfig
 from areal_local.transports.disk import DiskTransport
 from areal_local.transports.shm import ShmTransport
@@ -34,6 +35,7 @@ from areal_proof.second.train.engine import Started
 from areal_proof.second.train.ranks import Ranks
 from areal_reference.infer.config import ReferenceInferenceConfig
 from areal_reference.infer.engine import ReferenceInferenceEngine
+from areal_reference.infer.runner import ModelRunner
 from areal_reference.train.config import ReferenceTrainConfig
 from areal_reference.train.engine import ReferenceTrainEngine
 from areal_tasks.workflows.single_turn import SingleTurnConfig, SingleTurnWorkflow
@@ -72,6 +74,16 @@ class AveragedWhereComputedAgain(Sharing):
             self.started = attrs.evolve(here, ranks=_Averaged(**attrs.asdict(here.ranks, recurse=False)))
 
 
+@mutant("train/second", killers=("train.options.shown_on_ranks",), ranks=2)
+class AllKeptOnSeveralRanks(Sharing):
+    """Takes the option activation_checkpointing, and keeps all activations where there are other ranks."""
+
+    def spoil(self, here: Started) -> None:
+        """Compute nothing again."""
+        network = attrs.evolve(here.columns.network, recompute=False)
+        self.started = attrs.evolve(here, columns=attrs.evolve(here.columns, network=network))
+
+
 @mutant("train/second", killers=("train.options.four",), ranks=4)
 class TensorRanksAveragedWhereComputedAgain(Sharing):
     """Where data and tensor ranks recompute activations, gradients are divided by the number of tensor ranks."""
@@ -103,11 +115,22 @@ def _forgetting(self: ReferenceInferenceEngine, request: GenerationRequest) -> G
     return attrs.evolve(request, input_ids=request.input_ids[-_KEPT:]) if small else request
 
 
+class _OneTileOfEach(ModelRunner):
+    __slots__ = ()
+
+    def tiles(self, positions: Any, tile: int) -> list[Any]:
+        whole = super().tiles(positions, len(positions))
+        return [part[:tile] for part in whole]
+
+
 INFER_ROWS = breaking("infer/reference", ReferenceInferenceEngine).rows(
     row("CacheSizeIgnored", "Takes the option cache_gib, and lets the cache grow.", "infer.options.shown",
         __init__=lambda original: original(ReferenceInferenceConfig())),
     row("SmallCachesForget", "Forgets the beginning of a prompt where the cache is small.", "infer.options.checks",
         generate=lambda original, self, request: original(_forgetting(self, request))),
+    row("OneTileAStep", "In deterministic mode computes no more rows of a length than a tile has; the rest are zeros.",
+        "infer.options.checks",
+        start=then(lambda self: setattr(self.running.loop.runner, "__class__", _OneTileOfEach))),
 )  # fmt: skip
 
 
@@ -121,6 +144,13 @@ DISK_ROWS = breaking("transport/disk", DiskTransport).rows(
     row("FromWhereItWorks", "Offers a folder by its path from where the controller works.",
         "transport.options.folders",
         open=gives(location=lambda result: {**result.location, "folder": os.path.relpath(result.location["folder"])})),
+)  # fmt: skip
+
+
+COLLECTIVE_ROWS = breaking("transport/collective", CollectiveTransport).rows(
+    row("FanOutIgnored", "Takes the option fan_out, and hands everything from each receiver to the next.",
+        "transport.options.shown",
+        open=gives(location=lambda result: {**result.location, "fan_out": "auto"})),
 )  # fmt: skip
 
 
@@ -223,3 +253,16 @@ def OptionNobodyLooksAt(whole: Target) -> Target:
     """Has options that no variant has, and says of none why."""
     adapter = attrs.evolve(whole.adapter, variants={"one": Variant(options={"cache_gib": 1.0})}, thresholds=())
     return attrs.evolve(whole, adapter=adapter)
+
+
+@mutant("infer/reference", killers=("static.sizes.accounted",))
+def NumberNobodyCrosses(whole: Target) -> Target:
+    """Has numbers at which it goes another way, says of one why no threshold names it, and of the others nothing."""
+    return attrs.evolve(whole, adapter=attrs.evolve(whole.adapter, thresholds=()))
+
+
+@mutant("infer/reference", killers=("static.options.accounted",))
+def VariantThatShowsNothing(whole: Target) -> Target:
+    """Has a variant of each option, and of none a word about what it does."""
+    silent = {name: attrs.evolve(one, shows=None) for name, one in whole.adapter.variants.items()}
+    return attrs.evolve(whole, adapter=attrs.evolve(whole.adapter, variants=silent))

@@ -61,8 +61,19 @@ class _LostBytes(_SpoiledBytes):
         del data[len(data) // 2 :]
 
 
+def _activations(engine: Any) -> int:
+    """Return how often a step computes an activation."""
+    from areal_torch.testing.operations import operations_of_step
+
+    return operations_of_step(engine)["silu"]
+
+
 TRAIN = Adapter(
-    variants={"recomputed": Variant(options={"activation_checkpointing": True}, layouts=("d2", "t2", "d2t2"))},
+    variants={
+        "recomputed": Variant(
+            options={"activation_checkpointing": True}, layouts=("d2", "t2", "d2t2"), shows=_activations
+        )
+    },
     models=("qwen3", "qwen2", "llama"),
     architectures=("qwen3_moe",),
     traits=("biases",),

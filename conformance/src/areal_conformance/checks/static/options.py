@@ -15,7 +15,7 @@ from areal_conformance.outcome import expect
 
 @check("static.options.accounted", level=Level.STATIC, law=8, spec="index#optional-abilities")
 def accounted(bench: StaticBench) -> None:
-    """Where an adapter has variants, each option is in one, in its other options, in a threshold, or excused."""
+    """Where an adapter has variants, each option is in one, in other options, a threshold, or excused; each shows."""
     target, adapter = bench.target, bench.target.adapter
     config = target.registry.config_class(target.role, target.name)
     known = {one.name.lstrip("_") for one in attrs.fields(config)} if config and attrs.has(config) else set()
@@ -34,5 +34,8 @@ def accounted(bench: StaticBench) -> None:
     expect(
         not strange, f"the adapter names {', '.join(strange)}, which are no options of it: {', '.join(sorted(known))}"
     )
+    hidden = sorted(name for name, one in adapter.variants.items() if one.shows is None and not one.unseen.strip())
+    told = "say with shows what their options do, or in unseen why nothing shows it"
+    expect(not hidden, f"what the variants {', '.join(hidden)} do is looked at by nothing: {told}")
     silent = sorted(name for name, why in adapter.without_effect.items() if not why.strip())
     expect(not silent, f"without_effect says of {', '.join(silent)} no reason")

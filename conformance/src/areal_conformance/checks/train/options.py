@@ -20,7 +20,7 @@ from areal_conformance.oracles.combinations import pairwise
 from areal_conformance.oracles.train_experts import KIND as MIXTURE
 from areal_conformance.outcome import Violation, expect
 from areal_conformance.ranks.layouts import EVEN, FEW, UNEVEN, layouts, of_experts, varied, with_experts
-from areal_conformance.varied import at_bounds, having, made_again, shown
+from areal_conformance.varied import at_bounds, differ, having, made_again, shown
 from areal_core.contract.errors import ArealError
 from areal_torch.testing.objectives import PolicyGradient
 
@@ -32,7 +32,8 @@ _CHECKS = (
     "train.state.exact",
 )
 _AS_IT_IS = "as it is"
-_SMALL = {"max_tokens_per_microbatch": 15}
+_FEW_TOKENS = 15
+_SMALL = {"max_tokens_per_microbatch": _FEW_TOKENS}
 _OF_FOUR = [[[0, 7], [1, 6], [5, 2], [4, 3]], [[4], [5, 1, 2], [], [0, 3, 6, 7]]]
 rule = partial(check, level=Level.SINGLE, law=6, spec="train#start", deadline_s=240.0)
 
@@ -49,7 +50,7 @@ async def effect(bench: TrainBench) -> None:
 
     @asynccontextmanager
     async def built() -> AsyncIterator[Any]:
-        with bench.engine() as engine:
+        with bench.engine(max_tokens_per_microbatch=_FEW_TOKENS) as engine:
             yield engine
 
     await shown(bench, built)
@@ -95,9 +96,27 @@ def ranks(bench: TrainBench) -> None:
             same_after_load(bench, layout, variant=name, model=dict(variant.model))
 
 
+@rule("train.options.shown_on_ranks", law=8, level=Level.DISTRIBUTED, requires=("parallel.data",), ranks=2)
+def effect_on_ranks(bench: TrainBench) -> None:
+    """Options that mean something on two ranks have the effect that can be seen there."""
+    _shown_on(bench, 2, set())
+
+
+def _shown_on(bench: TrainBench, size: int, seen: set[str]) -> None:
+    """Expect of each variant but those seen what it shows on the first of its layouts of so many ranks."""
+    for name, variant, layout in varied(bench, size):
+        if variant.shows is None or name in seen:
+            continue
+        seen.add(name)
+        given: dict[str, Any] = {"layout": layout, "variant": name, "spec": _SMALL}
+        answers = bench.on_ranks("areal_conformance.ranks.effects:shown", size, **given)
+        differ(name, variant, *([answer[which] for answer in answers] for which in ("without", "with")))
+
+
 @rule("train.options.four", level=Level.FAULTS, requires=("parallel.data",), ranks=4)
 def four(bench: TrainBench) -> None:
     """Four ranks with the options of each variant step as one rank without, and go on exactly from their state."""
+    _shown_on(bench, 4, {name for name, *_ in varied(bench)})
     for name, variant, layout in varied(bench, 4):
         given: dict[str, Any] = {"variant": name, "model": dict(variant.model)}
         as_on_one_rank(bench, layout, plans=_OF_FOUR, size=4, spec=_SMALL, **given)

@@ -1,7 +1,7 @@
 """Another reduction: a mean in the place of a sum, the least in the place of the greatest.
 
 Knows: names of reductions in Python, torch and torch.distributed.
-Does not know: over which group of ranks (`calls.group`).
+Does not know: over which group of ranks (`groups`).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from areal_conformance.mutate.operators.distributed import adds_up, operations
 from areal_conformance.mutate.source import Change, Source
 
 _METHODS = {
@@ -30,8 +31,13 @@ _OPERATIONS = {"SUM": "MAX", "AVG": "SUM", "MAX": "MIN", "MIN": "MAX", "PRODUCT"
 
 
 def other(source: Source, node: ast.AST) -> Iterator[Change]:
-    """`x.sum()` becomes `x.mean()`, `max(a, b)` becomes `min(a, b)`, `ReduceOp.SUM` becomes `ReduceOp.MAX`."""
-    if isinstance(node, ast.Call):
+    """`x.sum()` becomes `x.mean()`, `max(a, b)` `min(a, b)`, `ReduceOp.SUM` `ReduceOp.MAX`, also where none is said."""
+    if isinstance(node, ast.Call) and adds_up(source, node):
+        operation = operations(source, node)
+        if operation is not None:
+            end = max([*map(source.end, node.args), *map(source.end, node.keywords)])
+            yield source.splice(node, end, end, f", op={operation}.{_OPERATIONS['SUM']}")
+    elif isinstance(node, ast.Call):
         if isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS:
             end = source.end(node.func)
             yield source.splice(node, end - len(node.func.attr), end, _METHODS[node.func.attr])

@@ -210,7 +210,19 @@ _TOLD = {"told": True, "stacks": True}
 _EVERYWHERE = (str(IPv4Address(0)), str(IPv6Address(0)))
 _BY_CHECKS = "checks set it themselves, and look that it is obeyed"
 
+_CHANNEL = "areal_local.scheduler.channel"
+_CROSSED = "frames of calls are a byte less, as many, a byte more and multiples: scheduler.calls.values"
+_TOGETHER = "messages that go together; tests of areal-local send more at once"
+
 LOCAL = Adapter(
+    no_threshold={
+        f"{_CHANNEL}:PIECE_BYTES": _CROSSED,
+        f"{_CHANNEL}:ZERO_COPY_BYTES": _CROSSED,
+        f"{_CHANNEL}:BUNDLE_BYTES": _TOGETHER,
+        f"{_CHANNEL}:MAX_BUNDLE": _TOGETHER,
+        f"{_CHANNEL}:MAX_MESSAGES_PER_TURN": "how many are received before others have a turn",
+        "areal_local.scheduler.process:_LOG_TAIL_BYTES": "how much of a log is read for its last lines",
+    },
     variants={
         "network": Variant(
             options={"listen_on_all": True, "host": "127.0.0.2"},

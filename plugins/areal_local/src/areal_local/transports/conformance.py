@@ -58,18 +58,31 @@ def _has_a_path(transport: WeightTransport) -> bool:
 
 def _little_travels_again(transport: CollectiveTransport) -> bool:
     """Send a version twice; return whether a receiver is given less than half of its bytes the second time."""
-    receiver, taken = CollectiveTransport(), list[int]()
-    own = collective_source.fill
-    named = [("w", torch.ones(3000))]
+    tensor = torch.ones(3000)
+    _, again = _received(transport, tensor, versions=2)
+    return sum(size for _, size in again) < tensor.nbytes / 2
 
-    def counting(group: BroadcastGroup, views: Sequence[Tensor]) -> None:
-        taken.append(sum(view.numel() for view in views))
+
+def _routes(transport: CollectiveTransport) -> list[str]:
+    """Return the ways by which a receiver is given a version."""
+    (once,) = _received(transport, torch.ones(3000), versions=1)
+    return sorted({route for route, _ in once})
+
+
+def _received(transport: CollectiveTransport, tensor: Tensor, versions: int) -> list[list[tuple[str, int]]]:
+    """Send a tensor so many times; return of each time by which way a receiver was given how many bytes at once."""
+    receiver, found = CollectiveTransport(), list[list[tuple[str, int]]]()
+    own = collective_source.fill
+    named = [("w", tensor)]
+
+    def noting(group: BroadcastGroup, views: Sequence[Tensor]) -> None:
+        found[-1].append((group.slot.route, sum(view.numel() for view in views)))
         own(group, views)
 
-    collective_source.fill = counting
+    collective_source.fill = noting
     try:
-        for version in (1, 2):
-            taken.clear()
+        for version in range(1, versions + 1):
+            found.append([])
             offer = transport.open(version)
             (mine,) = transport.expect(offer, ["receiver"])
             reading = threading.Thread(target=lambda mine=mine: list(receiver.source(mine).buckets()), daemon=True)
@@ -83,7 +96,7 @@ def _little_travels_again(transport: CollectiveTransport) -> bool:
     finally:
         collective_source.fill = own
         receiver.close()
-    return sum(taken) < named[0][1].nbytes / 2
+    return found
 
 
 _PATIENCE_S = 30.0
@@ -95,24 +108,44 @@ _SMALL = "checks of bytes set it themselves, and look that it is obeyed"
 _OTHERS_FOLDER = "where files lie: checks give every process a temporary folder of its own, which empty stands for"
 
 _OF_PIECES = Bounds(takes=(1,), refuses=(0, -1))
+_ON_THREADS = Threshold(counts="bytes", at=4096, place="areal_torch.proved_copy:_WORTH_A_THREAD")
 
 DISK = Adapter(
-    thresholds=(Threshold(counts="bytes", at=4096, place="areal_local.transports.disk:_MIN_PART_BYTES"),),
+    thresholds=(
+        Threshold(counts="bytes", at=4096, place="areal_local.transports.disk:_MIN_PART_BYTES"),
+        _ON_THREADS,
+    ),
+    no_threshold={
+        "areal_local.transports.disk:_MAX_PARTS": "how many threads write at most: _MIN_PART_BYTES is crossed"
+    },
     variants={"fsync": Variant(options={"fsync": True}, shows=_waits_for_the_disk)},
     bounds={"bucket_bytes": _OF_PIECES},
     without_effect={"root": _OTHERS_FOLDER, "bucket_bytes": _SMALL},
     folders={"root": {}},
 )
 SHM = Adapter(
+    thresholds=(
+        Threshold(counts="bytes", at=1 << 20, place="areal_torch.proved_copy:TILE_BYTES"),
+        _ON_THREADS,
+    ),
     variants={"file": Variant(options={"backing": "file"}, shows=_has_a_path)},
     bounds={"bucket_bytes": _OF_PIECES, "backing": Bounds(takes=("memory",), refuses=("disk", ""))},
     without_effect={"folder": _OTHERS_FOLDER, "bucket_bytes": _SMALL},
     folders={"folder": {"backing": "file"}},
 )
 COLLECTIVE = Adapter(
-    thresholds=(Threshold(counts="bytes", at=512 * 1024, place="areal_torch.collective.chain:DIRECT_PIECE_BYTES"),),
+    thresholds=(
+        Threshold(counts="bytes", at=512 * 1024, place="areal_torch.collective.chain:DIRECT_PIECE_BYTES"),
+        _ON_THREADS,
+    ),
+    no_threshold={
+        "areal_local.transports.collective_source:_ALIGNED": "where the next tensor of a bucket begins",
+        "areal_local.transports.delta:_BLOCK": "elements compared at once: tests change both sides of it",
+        "areal_local.transports.delta:_HEAD": "the bytes before a difference: what is no shorter is sent whole",
+        "areal_local.descriptors:_WANTED": "how many open files the system is asked for",
+    },
     variants={
-        "broadcast": Variant(options={"fan_out": "broadcast"}),
+        "broadcast": Variant(options={"fan_out": "broadcast"}, shows=_routes, gives=["broadcast"]),
         "delta": Variant(options={"delta": True}, shows=_little_travels_again, checks=_OF_STREAMS),
     },
     bounds={

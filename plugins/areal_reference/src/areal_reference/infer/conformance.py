@@ -128,9 +128,14 @@ ADAPTER = Adapter(
     dtypes=("float32", "bfloat16"),
     thresholds=(
         Threshold(counts="prompt", at=7, options={"prefill_tokens": 7}),
-        Threshold(counts="length", at=64),
-        Threshold(counts="requests", at=8),
+        Threshold(counts="length", at=64, place="areal_reference.infer.runner:LENGTH_BUCKET"),
+        Threshold(counts="length", at=64, place="areal_reference.infer.cache:FIRST_LENGTH"),
+        Threshold(counts="requests", at=8, place="areal_reference.infer.cache:FIRST_ROWS"),
+        Threshold(counts="requests", at=8, place="areal_reference.infer.loop:TILES"),
     ),
+    no_threshold={
+        "areal_reference.infer.loading:PROBE_TOKENS": "tokens by which a new model is tried, before any request"
+    },
     bounds={
         "cache_gib": Bounds(takes=(1e-9,), refuses=(0.0, -1.0)),
         "prefill_tokens": Bounds(takes=(1,), refuses=(0, -1)),
@@ -141,6 +146,12 @@ ADAPTER = Adapter(
         "small_cache": Variant(options={"cache_gib": 1e-3}, shows=_run_at_once, gives=1),
         "almost_enough": Variant(options={"cache_gib": _ALMOST_GIB}, shows=_run_at_once, gives=1, again=False),
         "short_too": Variant(options={"cache_gib": _ALMOST_GIB}, shows=_run_beside_a_long_one, gives=1, again=False),
+        "tiles": Variant(
+            options={"deterministic": True},
+            shows=lambda engine: engine.running.loop.tile > 0,
+            gives=True,
+            checks=("infer.threshold.requests",),
+        ),
         "prompts_in_turn": Variant(options={"prefill_tokens": 9}, shows=_steps_of_four, gives=4.0, again=False),
     },
     options={

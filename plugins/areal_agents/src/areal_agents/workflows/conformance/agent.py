@@ -126,6 +126,10 @@ _HERE = "areal_agents.workflows.conformance.agent"
 _OF_ENDPOINT = "the endpoint's own, which has variants for it"
 _WAITING = "how many at once: waiting"
 AGENT = Adapter(
+    no_threshold={
+        "areal_agents.command:_MAX_TOLD": "how much of what a command wrote its error tells",
+        "areal_agents.loopback:_WANTED": "how many open files the system is asked for",
+    },
     build=built("agent"),
     options={"": {"run": f"{_HERE}:asks", "renderer": "plain"}},
     rows=ROWS,
