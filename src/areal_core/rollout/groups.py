@@ -15,6 +15,8 @@ from areal_core.plugins.episodes import KeptGroup
 from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner, RowRejected
 from areal_core.rollout.tasks import Task
 
+_NEVER = 2**31 - 1  # above every version
+
 
 @frozen(kw_only=True)
 class EpisodeGroup:
@@ -87,8 +89,10 @@ def kept_group(kept: KeptGroup, task: Task) -> EpisodeGroup:
 
 def oldest_version(episode: Episode) -> int | None:
     """Return the oldest version among an episode's generated tokens, None if it generated nothing."""
-    stamps = (t.versions.numpy(force=True)[t.loss_mask.numpy(force=True)] for t in episode.trajectories)
-    return min((int(stamp.min()) for stamp in stamps if len(stamp)), default=None)
+    oldest = _NEVER
+    for each in episode.trajectories:
+        oldest = int(each.versions.numpy(force=True).min(where=each.loss_mask.numpy(force=True), initial=oldest))
+    return None if oldest == _NEVER else oldest
 
 
 def episode_reward(episode: Episode) -> float:
