@@ -41,7 +41,8 @@ BUNDLE = b"\xc1"
 """Begins the one frame of a bundle of messages; no message of msgpack begins so."""
 BUNDLE_BYTES = 1 << 15
 """A message from this size on travels alone, and so much of smaller ones goes into a bundle, about."""
-_EVENTS, _MORE, _IN, _OUT = map(int, (zmq.EVENTS, zmq.RCVMORE, zmq.POLLIN, zmq.POLLOUT))
+_EVENTS, _MORE = int(zmq.EVENTS), int(zmq.RCVMORE)
+_IN, _OUT = int(zmq.POLLIN), int(zmq.POLLOUT)
 _NOW, _NOW_AND_MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 """As plain numbers: asking libzmq with zmq's own enums takes twice as long."""
 _SEAL_BYTES = 64
