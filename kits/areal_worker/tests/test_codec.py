@@ -244,12 +244,19 @@ class _NotOfTheContract:
     x: int = 1
 
 
+class _Text(str):
+    """A subclass of a scalar, which is none."""
+
+
 @pytest.mark.parametrize(
     ("value", "name"),
     [
         (_NotOfTheContract(), "_NotOfTheContract"),
         ({"f": [object()]}, "builtins.object"),
         (lambda: 0, "function"),
+        ({"f": _Text("g")}, "_Text"),
+        ([1, _Text("g")], "_Text"),
+        (GenerationRequest(request_id="r", input_ids=(1,), adapter=_Text("g")), "_Text"),
         ({(1, 2): 3}, "tuple"),
         (2**70, "cannot be encoded"),
         ("\ud800", "cannot be encoded"),

@@ -75,6 +75,13 @@ def test_full_batches_go_at_once_and_the_rest_when_the_first_has_waited(tmp_path
     assert ([result.value for result in alone], asked(alone)) == ([1.0, 2.0, 3.0], [2.0, 2.0, 1.0])
 
 
+def test_completions_of_one_turn_of_the_loop_travel_together(tmp_path: Path) -> None:
+    """Also where nobody waits for others: the first does not go alone while those behind it wait for its return."""
+    results = scored(tmp_path, ["a", "aa", "aaa"], wait_s=0.0)
+
+    assert ([result.value for result in results], asked(results)) == ([1.0, 2.0, 3.0], [3.0] * 3)
+
+
 def test_what_waits_for_others_ends_with_the_pool(tmp_path: Path) -> None:
     """Who asked is told, and closing waits for nobody."""
 

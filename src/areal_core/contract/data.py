@@ -85,7 +85,7 @@ class Trajectory:
         wanted = {"input_ids": "int64", "loss_mask": "bool", "logprobs": "float32", "versions": "int32"}
         for name, dtype in wanted.items():
             column = getattr(self, name)
-            if tuple(column.shape) != (length,) or str(column.dtype) != f"torch.{dtype}":
+            if column.shape != (length,) or str(column.dtype) != f"torch.{dtype}":
                 raise BatchError(
                     f"trajectory column {name!r} is {column.dtype} {tuple(column.shape)}",
                     why=f"it must be {dtype} [{max(length, 0)}], one entry per token",
@@ -98,7 +98,7 @@ class Trajectory:
                     fix="one row per token, or put it into sequence_extras",
                 )
         # numpy's: on so few numbers an operation of torch takes several times as long
-        if length and (self.versions.numpy(force=True)[self.loss_mask.numpy(force=True)] < 0).any():
+        if self.versions.numpy(force=True).min(where=self.loss_mask.numpy(force=True), initial=0) < 0:
             raise BatchError(
                 "a generated token carries no policy version",
                 why="it must be known which weights computed a token that is trained on, and an adapter's are not them",

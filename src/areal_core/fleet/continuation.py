@@ -56,16 +56,17 @@ class Continuation:
         Raises:
             GenerationFailed: interrupted again and again without a single token.
         """
+        if not self._parts and part.stop_reason is not StopReason.ABORTED:
+            return part
         offset = len(self._ids)
         self._parts += (part,)
         self._ids += part.output_ids
         self._logprobs += part.logprobs
         for span in part.version_spans:
             self._add_span(span.start + offset, span.stop + offset, span.version)
-        budget_left = self._request.sampling.max_new_tokens - len(self._ids)
         if part.stop_reason is not StopReason.ABORTED:
             return self._whole(part.stop_reason)
-        if budget_left <= 0:
+        if len(self._ids) >= self._request.sampling.max_new_tokens:
             return self._whole(StopReason.LENGTH)
         self._num_empty = 0 if part.output_ids else self._num_empty + 1
         if self._num_empty >= MAX_EMPTY_PARTS:
@@ -89,8 +90,6 @@ class Continuation:
         self._spans += (VersionSpan(start=start, stop=stop, version=version),)
 
     def _whole(self, stop_reason: StopReason) -> Generation:
-        if len(self._parts) == 1 and stop_reason is self._parts[0].stop_reason:
-            return self._parts[0]
         timings = [part.timings for part in self._parts]
         return Generation(
             output_ids=self._ids,

@@ -181,7 +181,8 @@ class InferencePool(Roster):
     async def _next(self, affinity: Sequence[str], failed: Failures) -> Replica:
         """Return whom to ask, once there is somebody, or raise why the call cannot be made."""
         while True:
-            await self._until_open()
+            if not self._open.is_set():
+                await self._until_open()
             replica = self._choose(affinity, [replica for replica, _ in failed])
             if replica is not None:
                 self._remember(affinity, replica)
@@ -222,8 +223,6 @@ class InferencePool(Roster):
         return True
 
     async def _until_open(self) -> None:
-        if self._open.is_set():
-            return
         try:
             await self.clock.wait_for(self._open.wait(), self._policy.request_timeout_s)
         except TimeoutError as exc:

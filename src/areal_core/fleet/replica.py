@@ -88,8 +88,8 @@ class Replica:
         self.in_flight += 1
         self.idle.clear()
         try:
-            generation = await self.worker.call("generate", request, timeout_s=timeout_s)
-            check_generation(generation, self.id)
+            answer = await self.worker.call("generate", request, timeout_s=timeout_s)
+            generation = checked_generation(answer, self.id)
         except FAILOVER as error:
             self.error = error
             self.breaker.failure(ticket)
@@ -110,7 +110,6 @@ class Replica:
                 self.idle.set()
             self._on_end(self)
         self.breaker.success(ticket)
-        assert isinstance(generation, Generation)
         return generation
 
     def describe(self) -> str:
@@ -119,8 +118,8 @@ class Replica:
         return f"{self.id} ({state}): {_told(self.error)}"
 
 
-def check_generation(generation: object, worker_id: str) -> None:
-    """Refuse an answer that is not whole: every token has a log-prob and exactly one version.
+def checked_generation(generation: object, worker_id: str) -> Generation:
+    """Return an answer, unless it is not whole: every token has a log-prob and exactly one version.
 
     Raises:
         GenerationFailed: names the replica and what does not fit.
@@ -140,6 +139,7 @@ def check_generation(generation: object, worker_id: str) -> None:
         end, version = span.stop, span.version
     if end != length:
         raise GenerationFailed(f"{worker_id} stamped versions on {end} of {length} tokens")
+    return generation
 
 
 def _told(error: BaseException | None) -> str:

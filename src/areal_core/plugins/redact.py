@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 REDACTED = "<redacted>"
@@ -40,17 +41,18 @@ def redact(value: Any, name: str = "") -> Any:
     Numbers and flags under `token` or `key` are counts and choices, and stay.
     """
     secret = name != "" and names_secret(name)
+    if isinstance(value, str):
+        return REDACTED if secret and value else _IN_TEXT.sub(_without, value)
     if isinstance(value, Mapping):
         return {key: redact(item, name if secret else str(key)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [redact(item, name) for item in value]
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
         return REDACTED if secret and not re.search(r"(token|key)s?$", _words(name)) else value
-    if not isinstance(value, str) or not value:
-        return value
-    return REDACTED if secret else _IN_TEXT.sub(_without, value)
+    return value
 
 
+@lru_cache(maxsize=1024)
 def names_secret(name: str) -> bool:
     """Tell whether a key names a secret."""
     words = _words(name)

@@ -76,19 +76,20 @@ async def run_group(runner: EpisodeRunner, task: Task, group_size: int) -> Episo
 
 def kept_group(kept: KeptGroup, task: Task) -> EpisodeGroup:
     """Return a group that finished before a resume."""
-    masks = [trajectory.loss_mask for episode in kept.episodes for trajectory in episode.trajectories]
     return EpisodeGroup(
         task=task,
         episodes=kept.episodes,
-        num_generated=sum(int(mask.sum()) for mask in masks),
+        num_generated=sum(int(each.loss_mask.sum()) for episode in kept.episodes for each in episode.trajectories),
         oldest_versions=tuple(oldest_version(episode) for episode in kept.episodes),
     )
 
 
 def oldest_version(episode: Episode) -> int | None:
     """Return the oldest version among an episode's generated tokens, None if it generated nothing."""
-    stamps = (t.versions.numpy(force=True)[t.loss_mask.numpy(force=True)] for t in episode.trajectories)
-    return min((int(stamp.min()) for stamp in stamps if len(stamp)), default=None)
+    oldest = never = 2**31 - 1  # above every version
+    for each in episode.trajectories:
+        oldest = int(each.versions.numpy(force=True).min(where=each.loss_mask.numpy(force=True), initial=oldest))
+    return None if oldest == never else oldest
 
 
 def episode_reward(episode: Episode) -> float:

@@ -40,6 +40,8 @@ MAX_MESSAGE_BYTES = 8 << 30
 """More than any batch; what is larger travels by a weight transport."""
 
 _SCALARS = frozenset((type(None), bool, int, float, str, bytes))
+"""They are the same as values and as nodes. Most of what a message holds is one, so whoever packs or unpacks several
+items looks for itself: a call for each takes longer than all the rest."""
 _KEYS = frozenset((bool, int, float, str, bytes))
 
 # What the first entry of a node says the node is.
@@ -104,7 +106,7 @@ def _pack(value: Any, frames: Frames) -> Node:
     known = schema.OBJECTS_BY_TYPE.get(kind)
     if known is not None:
         name, get = known
-        return [_OBJECT, name, *[_pack(item, frames) for item in get(value)]]
+        return [_OBJECT, name, *[item if type(item) in _SCALARS else _pack(item, frames) for item in get(value)]]
     if kind in schema.ENUM_NAMES:
         return [_ENUM, schema.ENUM_NAMES[kind], value.value]
     if isinstance(value, ArealError):
@@ -123,7 +125,7 @@ def _pack_mapping(value: Any, frames: Frames) -> Node:
     if not _KEYS.issuperset(map(type, value)):
         wrong = next(key for key in value if type(key) not in _KEYS)
         raise _refuse(type(wrong), "the key of a mapping", "use str, int, float, bool or bytes as keys")
-    return {key: _pack(item, frames) for key, item in value.items()}
+    return {key: item if type(item) in _SCALARS else _pack(item, frames) for key, item in value.items()}
 
 
 _PACKERS: dict[type, Callable[[Any, Frames], Node]] = {
@@ -164,7 +166,7 @@ def _unpack(node: Node, frames: Left) -> Any:
     if kind is list:
         return _UNPACKERS[node[0]](node, frames)
     if kind is dict:
-        return {key: _unpack(item, frames) for key, item in node.items()}
+        return {key: item if type(item) in _SCALARS else _unpack(item, frames) for key, item in node.items()}
     if kind in _SCALARS:
         return node
     raise CodecError(f"a message holds {kind.__name__}, which no sender of ours writes")
@@ -178,14 +180,15 @@ def _flat(node: Node) -> Any:
 
 
 def _items(node: Node, frames: Left) -> list[Any]:
-    return [_unpack(item, frames) for item in node[1:]]
+    return [item if type(item) in _SCALARS else _unpack(item, frames) for item in node[1:]]
 
 
 def _unpack_object(node: Node, frames: Left) -> Any:
     build, names = schema.OBJECTS_BY_NAME[node[1]]
     if len(node) != len(names) + 2:
         raise CodecError(f"{node[1]} has {len(names)} fields and {len(node) - 2} arrived")
-    return build(**{name: _unpack(item, frames) for name, item in zip(names, node[2:], strict=True)})
+    items = zip(names, node[2:], strict=True)
+    return build(**{name: item if type(item) in _SCALARS else _unpack(item, frames) for name, item in items})
 
 
 def _unpack_enum(node: Node, _frames: Left) -> Any:

@@ -74,7 +74,8 @@ def to_bytes(trajectories: Sequence[Trajectory], packed: Packed | None = None) -
             "media": trajectory.media,
         }
         for kind, mapping in extras.items():
-            columns |= {f"{kind}/{number}/{name}": value.detach().cpu().clone() for name, value in mapping.items()}
+            for name, value in mapping.items():
+                columns[f"{kind}/{number}/{name}"] = value.detach().cpu().clone()
         for place, image in enumerate(trajectory.images):
             columns[f"image/{number}/{place}"] = torch.frombuffer(bytearray(image), dtype=torch.uint8)
     blob: bytes = save({name: column.contiguous() for name, column in columns.items()})

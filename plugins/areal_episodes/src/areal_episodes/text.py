@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -32,15 +32,16 @@ def turns(trajectories: Sequence[Trajectory], tokenizer: Tokenizer) -> list[list
     mask = torch.cat([trajectory.loss_mask for trajectory in trajectories])
     changes = ((mask[1:] != mask[:-1]).nonzero().flatten() + 1).tolist()
     starts = sorted({0, *changes, *bounds} - {bounds[-1]})
-    pieces, number = list[list[int]](), 0
+    pieces, number = list[tuple[int, ...]](), 0
     for start, end, own in zip(starts, [*starts[1:], bounds[-1]], mask[starts].tolist(), strict=True):
         while start >= bounds[number]:
             number += 1
         found[number].append({"role": "generated" if own else "given", "text": ""})
-        pieces.append(ids[start:end])
-    texts = iter(_decoded(pieces, tokenizer))
-    for turn in (turn for each in found for turn in each):
-        turn["text"] = redact(next(texts))
+        pieces.append(tuple(ids[start:end]))
+    distinct = list(dict.fromkeys(pieces))  # members of a group have their prompt in common
+    texts = dict(zip(distinct, map(redact, _decoded(distinct, tokenizer)), strict=True))
+    for turn, piece in zip(chain.from_iterable(found), pieces, strict=True):
+        turn["text"] = texts[piece]
     return found
 
 

@@ -81,7 +81,7 @@ def encode_completions(values: Sequence[RewardInput]) -> bytes:
 def decode_completions(data: bytes) -> list[RewardInput]:
     """Undo `encode_completions`."""
     values: list[RewardInput] = decode(data)
-    return [attrs.evolve(value, row=delivered(value.row)) for value in values]
+    return [attrs.evolve(value, row=delivered(value.row)) if _holds(value.row) else value for value in values]
 
 
 def carried(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def _carried(value: Any, column: str) -> object:
 
 def _holds(value: object) -> bool:
     """Tell whether anything in a value was carried."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):  # what mappings arrive as
         return any(map(_holds, value.values()))
     return isinstance(value, list | tuple) and (value[:1] == (_CARRIED,) or any(map(_holds, value)))
 

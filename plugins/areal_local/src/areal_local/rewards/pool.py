@@ -145,6 +145,7 @@ class RewardPool:
         self._trips: dict[asyncio.Task[None], Sequence[_Asked]] = {}
         self._usual_s = timeout_s
         self._waking: asyncio.TimerHandle | None = None
+        self._turn_ends = False
 
     async def start(self) -> None:
         """Start a process and resolve the function, so that its errors come before training does.
@@ -176,7 +177,9 @@ class RewardPool:
         loop = asyncio.get_running_loop()
         asked = _Asked(value, loop.create_future(), loop.time())
         self._waiting.append(asked)
-        self._send()
+        if not self._turn_ends:  # once for all completions of a turn of the loop: they travel together
+            self._turn_ends = True
+            loop.call_soon(self._end_turn)
         return await asked.answer
 
     async def close(self) -> None:
@@ -203,6 +206,10 @@ class RewardPool:
                 trip = asyncio.create_task(self._trip(asked, place))
                 self._trips[trip] = asked
                 trip.add_done_callback(partial(self._back, place))
+
+    def _end_turn(self) -> None:
+        self._turn_ends = False
+        self._send()
 
     def _is_due(self) -> bool:
         """Tell whether a trip can go; one that is not full is looked at again when its first has waited enough."""
