@@ -1,4 +1,8 @@
-"""Agents as frameworks build them: each calls a tool and goes on, and all of it is one trajectory of exact tokens."""
+"""Agents as frameworks build them: each calls a tool and goes on, and all of it is one trajectory of exact tokens.
+
+Frameworks take seconds to import, and every process of a parallel run reads this file: they are imported by what uses
+them.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,6 @@ from typing import Any
 
 import openai
 import pytest
-from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, RunConfig, Runner, function_tool
-from langchain.agents import create_agent
-from langchain_openai import ChatOpenAI
 
 from .scripted import CALLING, END, Scripted, listening, texts
 
@@ -23,14 +24,17 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-def of_openai(kind: Any) -> Callable[[str, str], Awaitable[None]]:
+def of_openai(kind: str) -> Callable[[str, str], Awaitable[None]]:
     async def talk(url: str, key: str) -> None:
+        import agents
+
+        without = agents.RunConfig(tracing_disabled=True)
         async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as api:
-            model = kind(model="policy", openai_client=api)
-            agent = Agent(name="adder", instructions="Add.", model=model, tools=[function_tool(add)])
-            result = await Runner.run(agent, "1 + 2?", run_config=RunConfig(tracing_disabled=True))
+            model = getattr(agents, kind)(model="policy", openai_client=api)
+            agent = agents.Agent(name="adder", instructions="Add.", model=model, tools=[agents.function_tool(add)])
+            result = await agents.Runner.run(agent, "1 + 2?", run_config=without)
             assert result.final_output == "It is 3."
-            streamed = Runner.run_streamed(agent, "1 + 2?", run_config=RunConfig(tracing_disabled=True))
+            streamed = agents.Runner.run_streamed(agent, "1 + 2?", run_config=without)
             assert [event async for event in streamed.stream_events()] and streamed.final_output == "It is 3."
 
     return talk
@@ -38,6 +42,9 @@ def of_openai(kind: Any) -> Callable[[str, str], Awaitable[None]]:
 
 def of_langchain(**options: Any) -> Callable[[str, str], Awaitable[None]]:
     async def talk(url: str, key: str) -> None:
+        from langchain.agents import create_agent
+        from langchain_openai import ChatOpenAI
+
         model = ChatOpenAI(model="policy", base_url=url, api_key=key, max_retries=0, **options)
         agent = create_agent(model, tools=[add])
         for _ in range(2):
@@ -50,8 +57,8 @@ def of_langchain(**options: Any) -> Callable[[str, str], Awaitable[None]]:
 @pytest.mark.parametrize(
     "talk",
     [
-        of_openai(OpenAIChatCompletionsModel),
-        of_openai(OpenAIResponsesModel),
+        of_openai("OpenAIChatCompletionsModel"),
+        of_openai("OpenAIResponsesModel"),
         of_langchain(),
         of_langchain(streaming=True),
         of_langchain(use_responses_api=True),

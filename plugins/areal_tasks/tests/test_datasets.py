@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,17 @@ GENERATED = {
     "long_spell": (long_spell, SpellConfig),
     "chain_sum": (chain_sum, ChainSumConfig),
 }
-SPELL = spell(SpellConfig(size=SLOT))
-LONG = long_spell(SpellConfig(size=SLOT))
+
+
+@cache
+def spelled() -> Sequence[Mapping[str, Any]]:
+    return spell(SpellConfig(size=SLOT))
+
+
+@cache
+def spelled_long() -> Sequence[Mapping[str, Any]]:
+    return long_spell(SpellConfig(size=SLOT))
+
 
 split_configs = st.builds(
     SplitConfig,
@@ -54,7 +64,7 @@ def test_splits_never_share_an_item(one: SplitConfig, other: SplitConfig) -> Non
 @given(st.integers(0, SLOT - 1))
 def test_spell_rows_are_reversed_words_a_character_tokenizer_can_write(index: int) -> None:
     """The answer is the prompt backwards, three to ten letters, lower case; reasoning-gym's item travels along."""
-    row = SPELL[index]
+    row = spelled()[index]
 
     word = row["prompt"].removesuffix(">")
     assert row["answer"] == word[::-1] == row["entry"]["answer"].lower()
@@ -66,7 +76,7 @@ def test_spell_rows_are_reversed_words_a_character_tokenizer_can_write(index: in
 @given(st.integers(0, SLOT - 1))
 def test_long_spell_rows_are_one_to_six_words_backwards(index: int) -> None:
     """Words are joined by a dash and reversed as one string, at most 65 characters."""
-    row = LONG[index]
+    row = spelled_long()[index]
 
     text = row["prompt"].removesuffix(">")
     assert row["answer"] == text[::-1]
@@ -77,7 +87,7 @@ def test_long_spell_rows_are_one_to_six_words_backwards(index: int) -> None:
 
 def test_long_spell_has_the_heavy_tail_it_is_for() -> None:
     """Half of the items are one word, one in twenty is six."""
-    counts = [LONG[index]["prompt"].count("-") + 1 for index in range(4000)]
+    counts = [spelled_long()[index]["prompt"].count("-") + 1 for index in range(4000)]
 
     shares = {number: counts.count(number) / len(counts) for number in (1, 2, 3, 4, 6)}
     assert shares == pytest.approx({1: 0.5, 2: 0.25, 3: 0.12, 4: 0.08, 6: 0.05}, abs=0.03)
@@ -111,7 +121,7 @@ def test_generated_rows_are_a_deterministic_sequence(name: str) -> None:
 
 def test_rows_are_plain_data_that_json_can_write() -> None:
     """A row travels to reward processes and into journals."""
-    for row in (SPELL[3], LONG[3], chain_sum(ChainSumConfig())[3]):
+    for row in (spelled()[3], spelled_long()[3], chain_sum(ChainSumConfig())[3]):
         assert json.loads(json.dumps(row))["prompt"] == row["prompt"]
 
 
@@ -133,7 +143,7 @@ def test_a_huge_data_set_costs_nothing_until_read() -> None:
 def test_most_demonstrations_forget_the_last_letter() -> None:
     """85% lack it, the others are right; the generator given decides which."""
     rng = random.Random(0)
-    rows = [SPELL[index] for index in range(4000)]
+    rows = [spelled()[index] for index in range(4000)]
     given_answers = [demonstration(row, rng) for row in rows]
 
     forgot = sum(text == row["answer"][:-1] for text, row in zip(given_answers, rows, strict=True))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -20,8 +21,17 @@ from areal_tasks.rewards.exact import ExactMatch, ExactMatchConfig
 from areal_tasks.rewards.gym import ReasoningGym, ReasoningGymConfig
 from areal_tasks.rewards.mathematics import MathVerify, MathVerifyConfig
 
-SPELL = spell(SpellConfig())
-LONG = long_spell(SpellConfig())
+
+@cache
+def spelled() -> Sequence[Mapping[str, Any]]:
+    return spell(SpellConfig())
+
+
+@cache
+def spelled_long() -> Sequence[Mapping[str, Any]]:
+    return long_spell(SpellConfig())
+
+
 GYM = ReasoningGym(ReasoningGymConfig())
 EXACT_GYM = ReasoningGym(ReasoningGymConfig(exact=True))
 
@@ -38,14 +48,14 @@ def score(
 @given(st.integers(0, 10_000))
 def test_the_right_answer_scores_one_under_every_spelling_reward(index: int) -> None:
     """reasoning-gym's own scorer agrees with our rows' answers, one word or several."""
-    for row in (SPELL[index], LONG[index]):
+    for row in (spelled()[index], spelled_long()[index]):
         for function in (GYM, EXACT_GYM, ExactMatch()):
             assert score(function, row["answer"], row) == 1.0
 
 
 def test_part_of_the_answer_scores_part_unless_exact() -> None:
     """spell_backward gives a share to each right letter; `exact` is all or nothing."""
-    row = SPELL[0]
+    row = spelled()[0]
     partial = row["answer"][:-1]
 
     assert 0.5 < score(GYM, partial, row) < 1.0
@@ -58,7 +68,7 @@ def test_part_of_the_answer_scores_part_unless_exact() -> None:
 @pytest.mark.parametrize("stop_reason", [StopReason.LENGTH, StopReason.ABORTED])
 def test_unfinished_completions_score_nothing_unless_told_otherwise(stop_reason: StopReason) -> None:
     """A right answer without its end token is not finished."""
-    word, number = SPELL[0], {"answer": "42"}
+    word, number = spelled()[0], {"answer": "42"}
     lenient = (
         (ReasoningGym(ReasoningGymConfig(finished=False)), word),
         (ExactMatch(ExactMatchConfig(finished=False)), word),
