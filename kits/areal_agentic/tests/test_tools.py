@@ -178,6 +178,18 @@ def test_a_long_result_is_cut_and_the_cut_is_told() -> None:
     assert text == '["ab\n[12 more characters left out]'
 
 
+def test_a_long_error_is_cut_too() -> None:
+    """What a program printed before it failed may be as long as any result."""
+
+    def fails() -> None:
+        """Fail."""
+        raise ToolError("x" * 99)
+
+    (text,) = answered(("fails", "{}"), tools=[fails], max_chars=12)
+
+    assert text == "Error: xxxxx\n[94 more characters left out]"
+
+
 def no_name(value: str, /) -> None: ...
 
 

@@ -8,6 +8,7 @@ import sys
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 
@@ -247,8 +248,15 @@ async def detailed(row: dict[str, Any], base_url: str, api_key: str) -> RewardRe
     return RewardResult(value=-1.0, components={"form": 0.5})
 
 
+async def averaged(row: dict[str, Any], base_url: str, api_key: str) -> Any:
+    """An agent whose reward is a number of numpy's."""
+    await one(row, base_url, api_key)
+    return {"reward": np.float32(0.5), "tries": np.int64(3)}
+
+
 @pytest.mark.parametrize(
-    ("agent", "reward", "part"), [(by_call, 0.75, None), (judged, 0.25, "judged"), (detailed, -1.0, "form")]
+    ("agent", "reward", "part"),
+    [(by_call, 0.75, None), (judged, 0.25, "judged"), (detailed, -1.0, "form"), (averaged, 0.5, "tries")],
 )
 def test_a_reward_is_returned_told_or_judged(agent: Any, reward: float, part: str | None) -> None:
     """By the value, by a call, or by the run's own reward function, which is shown the last answer."""

@@ -57,7 +57,7 @@ def test_a_solver_that_fails_fails_the_episode() -> None:
         made("self_play", Talking("task", "a", GenerationFailed("lost")))
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), st.floats(-2, 2, width=16)), min_size=1, max_size=12))
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3), st.floats(-2, 2, width=16)), min_size=1, max_size=12))
 def test_a_role_is_compared_with_its_like_alone(rows: list[tuple[int, int, float]]) -> None:
     """Of one group: the advantages of a role sum to 0, what another role got changes none of them."""
     groups, roles, rewards = (torch.tensor(column) for column in zip(*rows, strict=True))

@@ -66,6 +66,14 @@ def test_the_law_holds_for_texts_one_after_the_other(config: PlainConfig) -> Non
     check()
 
 
+def test_a_conversation_begins_as_the_tokenizer_begins_texts() -> None:
+    """A beginning token that a tokenizer has and never writes is not written."""
+    silent = tokenizer(None, ("<bos>", "<eos>"), (), "<bos>", "<eos>")
+
+    assert silent.encode("stone") == PlainRenderer().bind(silent).render([user("stone")])
+    assert silent.bos_token_id not in PlainRenderer().bind(silent).render([user("stone")])
+
+
 def test_a_base_model_is_not_given_what_it_was_not_taught() -> None:
     """Tools, calls and roles that nobody named are refused; so is a model whose answers would have no end."""
     renderer = PlainRenderer().bind(character_tokenizer())

@@ -97,6 +97,7 @@ OUTPUTS = [
         Answer(content="", calls=[ROME]),
     ),
     ("gptoss", "<|channel|>analysis<|message|>a", Answer(content="", thoughts="a")),
+    ("gptoss", "<|channel|>commentary<|message|>a<|end|>", Answer(content="a")),
     ("gptoss", "Hello", Answer(content="Hello")),
     ("smollm2", "<think>a</think>b", Answer(content="<think>a</think>b")),
     ("qwen3", f"Say <tool_call> first.\n{ENDING}", Answer(content="Say <tool_call> first.", calls=[SPOKEN])),

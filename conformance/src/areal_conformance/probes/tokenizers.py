@@ -22,6 +22,8 @@ from transformers import PreTrainedTokenizerFast
 from areal_conformance.outcome import HarnessError
 
 PAD, BEGIN, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+UNFLAGGED = "<|file_sep|>"
+"""A control token that is no special one, as published tokenizers have some."""
 _MERGES = (("a", "b"), ("b", "a"), ("e", "r"), ("\u0120", "a"), ("\u010a", "\u010a"), ("}", "\u010a"))
 """Of pieces as byte-level tokenizers spell them: U+0120 is a space, U+010A a line break."""
 
@@ -192,6 +194,7 @@ def with_template(template: str, *, flagged: bool = False) -> Any:
     made.add_special_tokens([PAD, BEGIN, END])
     marks = [AddedToken(word, special=flagged, normalized=False) for word in ("<think>", "</think>")]
     (made.add_special_tokens if flagged else made.add_tokens)(marks)
+    made.add_tokens([AddedToken(UNFLAGGED, special=False, normalized=False)])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=made, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False
     )

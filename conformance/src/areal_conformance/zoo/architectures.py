@@ -176,7 +176,7 @@ def _opt(drawn: Drawn) -> Json:
 
 def _gemma2(drawn: Drawn) -> Json:
     of_scores, of_logits = drawn["caps"] in ("soft", "scores"), drawn["caps"] in ("soft", "logits")
-    caps = {"attn_logit_softcapping": 5.0 if of_scores else None, "final_logit_softcapping": 3.0 if of_logits else None}
+    caps = {"attn_logit_softcapping": 0.5 if of_scores else None, "final_logit_softcapping": 3.0 if of_logits else None}
     kind = "sliding_attention" if drawn["window"] == "slides" else "full_attention"
     config = {**decoder(drawn), **caps, "sliding_window": 8, "layer_types": [kind, "full_attention"]}
     config["hidden_activation"] = "gelu_pytorch_tanh"

@@ -144,6 +144,9 @@ DISK_ROWS = breaking("transport/disk", DiskTransport).rows(
     row("FromWhereItWorks", "Offers a folder by its path from where the controller works.",
         "transport.options.folders",
         open=gives(location=lambda result: {**result.location, "folder": os.path.relpath(result.location["folder"])})),
+    row("FolderTakenAsItComes", "Leaves what the system says of a folder that can be none as it is.",
+        "transport.options.no_folder",
+        open=before(lambda self: NotADirectoryError(self.config.root) if Path(self.config.root).is_file() else None)),
 )  # fmt: skip
 
 

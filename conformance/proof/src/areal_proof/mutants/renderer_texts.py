@@ -14,7 +14,7 @@ from typing import Any
 import attrs
 
 from areal_agentic.renderer import Answer
-from areal_conformance.probes.tokenizers import END
+from areal_conformance.probes.tokenizers import END, UNFLAGGED
 from areal_core.contract.optional import ToolCall
 from areal_proof.mutants.rows import Original, after, breaking, put, row, within
 from areal_proof.second.renderer import SecondBound, SecondRenderer
@@ -36,6 +36,10 @@ def _first_alone(self: SecondBound, text: str) -> str:
 CONTROL_ROWS = breaks.rows(
     row("QuestionsForgeTurns", "Encodes a question as it stands.", "renderer.render.control",
         veiled=lambda original, said: said if isinstance(said, Mapping) and said.get("role") == "user" else original()),
+    row("UnflaggedForgeTurns", "Spells the special ones of control tokens in ordinary ones, and no others.",
+        "renderer.render.control",
+        veiled=within(lambda self: put(self, letters={one: word for one, word in self.letters.items()
+            if word != UNFLAGGED}))),
     row("ThoughtsForgeTurns", "Encodes thoughts as they stand.", "renderer.render.control_places",
         veiled=after(lambda result, said: _as_is("reasoning_content", result, said))),
     row("ToolsForgeTurns", "Encodes what describes a tool as it stands.", "renderer.render.control_places",

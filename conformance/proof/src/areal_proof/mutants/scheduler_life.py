@@ -102,6 +102,24 @@ class CancelReturnsAtOnce(LocalScheduler):
     _ending: asyncio.Task[None] | None = None
 
 
+@mutant("scheduler/local", killers=("scheduler.cancel.while_ending",))
+class EndsWithoutTheRole(LocalScheduler):
+    """Does not know a role any more from the moment on that it begins to end."""
+
+    async def cancel(self, role: str) -> None:
+        if role in self._begun:
+            return
+        self._begun.add(role)
+        try:
+            await super().cancel(role)
+        finally:
+            self._begun.discard(role)
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._begun: set[str] = set()
+
+
 @breaks_second("end", "scheduler.cancel.ends")
 async def ChildrenStay(self: SecondWorker) -> None:
     """Ends workers, and not what they started."""

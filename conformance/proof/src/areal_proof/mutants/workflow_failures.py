@@ -124,6 +124,11 @@ ROWS = breaks.rows(
     row("UnfitIdsAreEmpty", "Asks with an empty prompt where the column of token ids holds something else.",
         "workflow.rows.unfit", base=SingleTurnWorkflow,
         prompt_ids=catches(DatasetError, lambda error, data: [2] if "input_ids" in data else error)),
+    row("ListsWithoutNone", "Leaves out what is nothing of a row's lists, and makes an episode of the rest.",
+        "workflow.rows.unfit", base=SingleTurnWorkflow,
+        prompt_ids=lambda original, tokenizer, data, task_id, num_images: original(tokenizer,
+            {name: [one for one in value if one is not None] if isinstance(value, list) else value
+            for name, value in data.items()}, task_id, num_images)),
     row("NoneIsText", "Asks the policy with the word None where a column holds nothing.", "workflow.rows.unfit",
         base=SingleTurnWorkflow,
         prompt_ids=lambda original, tokenizer, data, task_id, num_images: original(tokenizer,

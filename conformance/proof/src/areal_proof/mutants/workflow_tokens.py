@@ -15,7 +15,7 @@ import attrs
 from areal_core.contract.data import Episode, StopReason, Trajectory
 from areal_core.contract.inference import Generation, SamplingParams
 from areal_core.contract.trajectory import TrajectoryBuilder
-from areal_core.contract.workflow import Session
+from areal_core.contract.workflow import RewardInput, RewardResult, Session
 from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, breaking, given, row
 from areal_proof.mutants.workflow_parts import Bent, BentSession, restamped
@@ -221,6 +221,28 @@ class _Beginless(BentSession):
 async def CriticBeginsNowhere(original: Original, engine: Session, data: Mapping[str, Any]) -> Any:
     """Asks the critic with a text that does not begin as the policy's does."""
     return await original(_Beginless(engine), data)
+
+
+class _EndOfTheFirst(BentSession):
+    """Tells the reward how the first output ended."""
+
+    ended = ""
+
+    async def generate(self, input_ids: Any, sampling: SamplingParams | None = None, **more: Any) -> Generation:
+        """Generate, and remember how it ended the first time. Any: as in the contract."""
+        made = await super().generate(input_ids, sampling, **more)
+        self.ended = self.ended or str(made.stop_reason)
+        return made
+
+    async def reward(self, value: RewardInput) -> RewardResult:
+        """Score."""
+        return await super().reward(attrs.evolve(value, stop_reason=self.ended))
+
+
+@breaks_critique("arun_episode", "workflow.reward.asked_with")
+async def EndOfTheFirstAnswer(original: Original, engine: Session, data: Mapping[str, Any]) -> Any:
+    """Tells the reward that the second answer ended as the first did."""
+    return await original(_EndOfTheFirst(engine), data)
 
 
 def _beginning(tokenizer: Any, data: Mapping[str, Any]) -> list[int]:

@@ -61,7 +61,8 @@ class SecondBound:
 
     def __init__(self, tokenizer: Any) -> None:  # Any: as above
         self.tokenizer = tokenizer
-        self.controls = {number: str(one) for number, one in tokenizer.added_tokens_decoder.items() if one.special}
+        added = tokenizer.added_tokens_decoder.items()
+        self.controls = {number: str(one) for number, one in added if one.special or "|" in str(one)[1:]}
         self.letters = {chr(_STANDS_FOR + place): word for place, word in enumerate(self.controls.values())}
 
     def end_of_answers(self) -> int:
@@ -186,8 +187,9 @@ class SecondBound:
         """Return the tokens of a text, ordinary ones where a letter stands for a control token."""
         ids: list[int] = []
         for piece in re.split(f"([{''.join(self.letters)}])", text):
-            word = self.letters.get(piece)
-            ids += self.tokenizer.encode(word or piece, add_special_tokens=False, split_special_tokens=bool(word))
+            word = self.letters.get(piece, "")
+            for part in (word[:1], word[1:]) if word else (piece,):
+                ids += self.tokenizer.encode(part, add_special_tokens=False)
         return ids
 
     def decoded(self, ids: Sequence[int]) -> str:

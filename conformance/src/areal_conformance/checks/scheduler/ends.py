@@ -7,6 +7,7 @@ Does not know: how a scheduler ends a worker, or files it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 import collections
 import gc
 import json
@@ -91,6 +92,25 @@ async def cancel_in_any_state(bench: SchedulerBench) -> None:
             if alive(pids[1]):
                 stop.heal()
         await bench.raised(BaseException, busy, "a call of a worker that was cancelled")
+
+
+@check("scheduler.cancel.while_ending", level=Level.SINGLE, law=10, spec=CANCEL)
+async def cancel_while_ending(bench: SchedulerBench) -> None:
+    """Who cancels a role that is ending, or closes meanwhile, waits until it is gone as whoever came first does."""
+    async with bench.scheduler() as scheduler:
+        await bench.start(scheduler, bench.job("deaf"), stubborn=True)
+        pids = [status.pid or 0 for status in scheduler.poll("deaf")]
+
+        async def over(call: Awaitable[None], what: str) -> None:
+            await bench.soon(call, what, 30.0)
+            left = [pid for pid in pids if alive(pid)]
+            expect(not left, f"{what} returned while processes {left} of a role that ended were there")
+
+        first = bench.doing(scheduler.cancel("deaf"))
+        for _ in range(5):  # it has begun
+            await asyncio.sleep(0)
+        await asyncio.gather(over(scheduler.cancel("deaf"), "a second cancel"), over(scheduler.close(), "close"))
+        await bench.soon(first, "the first cancel", 30.0)
 
 
 @check("scheduler.close.twice", level=Level.SINGLE, law=10, spec=CLOSE)

@@ -15,8 +15,9 @@ from areal_conformance.benches.transport_tensors import plain
 from areal_conformance.check import Level, check
 from areal_conformance.checks.transport.judging import same
 from areal_conformance.checks.transport.processes import same_there, well
-from areal_conformance.outcome import expect
+from areal_conformance.outcome import Violation, expect
 from areal_conformance.varied import at_bounds, given, made_again, of_one_process, shown
+from areal_core.contract.errors import ArealError, ConfigError, ResourceError, StorageError
 
 _CHECKS = (
     "transport.bytes.dtypes",
@@ -80,5 +81,24 @@ def folders(bench: TransportBench) -> None:
         well(sender.ask("send", offer=offer, name="plain", seed=1), f"{where} sending")
         same_there(plain(1), well(receiver.ask("receive", offer=offer), f"{where} receiving"), where)
         controller.release(offer)
+    if not bench.target.adapter.folders:
+        bench.notes.append("the adapter names no option that is a folder")
+
+
+@check("transport.options.no_folder", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
+def no_folder(bench: TransportBench) -> None:
+    """A folder that can be none is refused with StorageError, ResourceError or ConfigError, and the error names it."""
+    for option, others in bench.target.adapter.folders.items():
+        file = bench.folder / f"{option}-is-a-file"
+        file.write_text("not a folder")
+        where = f"opening a version with {option}={file.name}, a file,"
+        try:
+            bench.within(lambda told={**others, option: str(file)}: bench.transport(**told).open(1), where)
+        except (StorageError, ResourceError, ConfigError) as error:
+            expect(file.name in str(error), f"{where} is refused without its name: {error}")
+        except ArealError as error:
+            raise Violation(f"{where} is to be a StorageError, not {type(error).__name__}: {error}") from error
+        else:
+            raise Violation(f"{where} is not refused")
     if not bench.target.adapter.folders:
         bench.notes.append("the adapter names no option that is a folder")

@@ -63,15 +63,20 @@ def _ended_by_text(turn: int) -> Generation:
     return evolve(generation(1 + turn, stop=StopReason.LENGTH), stop_reason=StopReason.STOP)
 
 
+def _ended_otherwise(turn: int) -> Generation:
+    return generation(1 + turn, stop=StopReason.LENGTH if turn else StopReason.STOP)
+
+
 @check("workflow.reward.asked_with", level=Level.SINGLE, law=1, spec=_INPUT)
 async def asked_with(bench: WorkflowBench) -> None:
     """A reward is asked with the ids, text, stop reason and row of what was generated, special tokens left out.
 
-    So it is of an output that a text ended, whose last token is part of what was said.
+    So it is of an output that a text ended, whose last token is part of what was said, and of one that ended otherwise
+    than the output before it.
     """
     tokenizer = drifting_tokenizer()
-    scripts = (scripted(1, stop=StopReason.STOP), scripted(1, stop=StopReason.LENGTH), _ended_by_text)
-    for row, script in zip(cycle(bench.rows), scripts, strict=False):
+    ended = (scripted(1, stop=StopReason.STOP), scripted(1, stop=StopReason.LENGTH), _ended_by_text, _ended_otherwise)
+    for row, script in zip(cycle(bench.rows), ended, strict=False):
         session = bench.session(script)
         await bench.run(session, row)
         given = bench.scored(session)
@@ -174,6 +179,9 @@ async def unfit_rows(bench: WorkflowBench) -> None:
         for what, wrong in (("None", None), ("7", 7), ("a list of texts", ["x", "y"]), ("text", "x")):
             if what != "text" or not is_text:
                 rows.append((f"a row whose {', '.join(row)} are {what}", dict.fromkeys(row, wrong)))
+        lists = {name: [*value, None] for name, value in row.items() if isinstance(value, list | tuple)}
+        if lists:
+            rows.append((f"a row whose {', '.join(lists)} end with None", {**row, **lists}))
     for what, row in rows:
         session = bench.session()
         error = await bench.failure(DatasetError, session, what, row)

@@ -77,6 +77,11 @@ async def _run_beside_a_long_one(engine: ReferenceInferenceEngine) -> int:
     return await _run_of(engine, 4000, 400, 400, 400)
 
 
+async def _run_before_a_long_one(engine: ReferenceInferenceEngine) -> int:
+    """Return how many of a short request, a long one that came next and two shorter ones behind it run at once."""
+    return await _run_of(engine, 400, 4000, 400, 400)
+
+
 async def _run_of(engine: ReferenceInferenceEngine, *budgets: int) -> int:
     """Return how many of some requests run while the others wait for room in the cache; by their budgets."""
     from areal_torch.testing.serving import ask
@@ -146,6 +151,7 @@ ADAPTER = Adapter(
         "small_cache": Variant(options={"cache_gib": 1e-3}, shows=_run_at_once, gives=1),
         "almost_enough": Variant(options={"cache_gib": _ALMOST_GIB}, shows=_run_at_once, gives=1, again=False),
         "short_too": Variant(options={"cache_gib": _ALMOST_GIB}, shows=_run_beside_a_long_one, gives=1, again=False),
+        "long_later": Variant(options={"cache_gib": _ALMOST_GIB}, shows=_run_before_a_long_one, gives=1, again=False),
         "tiles": Variant(
             options={"deterministic": True},
             shows=lambda engine: engine.running.loop.tile > 0,

@@ -1,0 +1,226 @@
+"""Try a sample of a machine's edits of everything that is ours, and write what died into a folder that is committed.
+
+    python tools/mutation.py --seed 22                    all subjects, two at once, into docs/conformance/mutation
+    python tools/mutation.py --seed 22 --only 'train-*'   some of them
+    python tools/mutation.py --again                      what lived and is no exception, with the checks of today
+    python tools/mutation.py --table                      nothing but the table anew, after survivors were judged
+
+A subject that has a report of that seed is not tried again: the same command goes on where it was ended. `--again`
+leaves the report as it was drawn and writes what became of its survivors beside it.
+
+Knows: which parts there are, how many mutants of each, the table.
+Does not know: how mutants are made (`areal conformance mutate`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from areal_conformance.mutate.mutants import Key
+from areal_conformance.mutate.score import Score
+from areal_conformance.mutate.triage import NAME, Triage, Verdict, read_triage, suggestion
+
+ROOT = Path(__file__).parents[1]
+LOOP = "'areal_core.rollout.*' 'areal_core.fleet.*' areal_core.loop.train_loop areal_core.loop.checkpoint areal_core.loop.learner"
+SUBJECTS = {
+    "train-fsdp": (14, "--backend fsdp --ranks 2 --level 3 --spend 60"),
+    "train-archon": (14, "--backend archon --ranks 2 --level 3 --spend 60"),
+    "train-megatron": (14, "--backend megatron --ranks 2 --level 3 --spend 60"),
+    "train-reference": (30, "--backend reference --role train --also areal_torch --spend 120"),
+    "infer-reference": (30, "--backend reference --role infer --spend 120"),
+    "loop": (40, f"--suite tests.loop_suite.target:SUITE --spend 240 --module {LOOP}"),
+    "scheduler-local": (24, "--backend local --role scheduler --spend 120"),
+    "transport-disk": (20, "--backend disk --role transport"),
+    "transport-shm": (20, "--backend shm --role transport"),
+    "transport-collective": (20, "--backend collective --role transport --ranks 2"),
+    "workflow-single_turn": (20, "--backend single_turn --module areal_tasks.workflows.single_turn"),
+    "workflow-multi_turn": (20, "--backend multi_turn --module areal_agents.workflows.multi_turn"),
+}
+"""Name -> how many mutants, and options; longest first."""
+PACKAGES = ("src/*", "kits/*/src/*", "plugins/*/src/*")
+HEADER = f"""# A sample of everything
+
+Made with `make mutation-all`, which is `python tools/mutation.py --seed SEED`: single edits drawn by a machine, of each
+part of this repository that is held to checks. [What that means](../../how-to/mutate.md);
+[earlier draws](../mutation.md). `{NAME}` in the package of a module says of each survivor why it may live, or that it
+is a gap. A mutant that lived is `excused` if nobody could tell it from the source as it is, or if no rule is about it.
+`--spend` bounds what one mutant may take, so a score is a lower bound.
+
+"""
+COLUMNS = """| part | options | mutants | tried | killed | survived | unseen | excused | as drawn, 95% interval | with checks written since |
+|---|---|---|---|---|---|---|---|---|---|
+"""
+
+
+@frozen
+class Found:
+    """What became of the mutants of one part."""
+
+    name: str
+    record: dict[str, Any]
+    again: dict[Key, str]
+    """Survivors that were tried again -> how that ended."""
+    triage: Triage
+
+    def living(self) -> list[Key]:
+        """Return what lived as it was drawn and is no exception."""
+        return [key for key, fate in self._fates() if fate != "killed" and not self._excused(key)]
+
+    def score(self, *, since: bool = False) -> Score:
+        """Return the share that died, of those that are no exception; `since`: or that died when tried again."""
+        died = [
+            fate == "killed" or (since and self.again.get(key) == "killed")
+            for key, fate in self._fates()
+            if fate == "killed" or not self._excused(key)
+        ]
+        return Score(sum(died), len(died))
+
+    def count(self, fate: str) -> int:
+        """Return how many ended so, as drawn."""
+        return sum(one == fate for _, one in self._fates())
+
+    def excused(self) -> int:
+        """Return how many lived and may."""
+        return sum(fate != "killed" and self._excused(key) for key, fate in self._fates())
+
+    def _fates(self) -> list[tuple[Key, str]]:
+        return [(Key(**row["key"]), row["trial"]["fate"]) for row in self.record["rows"]]
+
+    def _excused(self, key: Key) -> bool:
+        return key in self.triage and self.triage[key].excused
+
+
+def main() -> int:
+    """Try what is asked for, then write the table."""
+    asked = _asked()
+    names = [name for name in SUBJECTS if any(fnmatch.fnmatch(name, one) for one in asked.only)]
+    if not names:
+        sys.exit(f"mutation.py: --only {' '.join(asked.only)} names none of {', '.join(SUBJECTS)}")
+    asked.out.mkdir(parents=True, exist_ok=True)
+    if not asked.table:
+        try_one = _try_again if asked.again else _try
+        with ThreadPoolExecutor(asked.jobs) as pool:
+            list(pool.map(lambda name: try_one(name, asked), names))
+    found = [_found(name, asked.out) for name in SUBJECTS if (asked.out / name / "mutation.json").exists()]
+    (asked.out / "index.md").write_text(_page(found), encoding="utf-8")
+    for one in found:
+        print(f"{one.name}: {one.score()}; since: {one.score(since=True)}")
+    print(f"all: {_sum(found)}; since: {_sum(found, since=True)}")
+    return 0
+
+
+def _asked() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "docs/conformance/mutation", help="the folder of the reports")
+    parser.add_argument("--seed", type=int, default=22, help="of the draw; one that no check was written for is worth most")
+    parser.add_argument("--only", nargs="+", default=["*"], metavar="GLOB", help=f"of {', '.join(SUBJECTS)}")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="parts at once")
+    parser.add_argument("--again", action="store_true", help="try survivors again that are no exceptions")
+    parser.add_argument("--table", action="store_true", help="write the table only")
+    return parser.parse_args()
+
+
+def _try(name: str, asked: argparse.Namespace) -> None:
+    """Try the sample of one part, unless that was done."""
+    folder = asked.out / name
+    if (folder / "mutation.json").exists() and json.loads((folder / "mutation.json").read_text())["seed"] == asked.seed:
+        return
+    number, options = SUBJECTS[name]
+    _mutate(name, f"{options} --sample {number} --seed {asked.seed} --report {folder}")
+
+
+def _try_again(name: str, asked: argparse.Namespace) -> None:
+    """Try again what lived and is no exception."""
+    folder = asked.out / name
+    if not (folder / "mutation.json").exists():
+        return
+    found = _found(name, asked.out)
+    left = [key for key in found.living() if found.again.get(key) != "killed"]
+    if not left:
+        return
+    gaps = folder / "gaps.toml"
+    unjudged = suggestion(key for key in left if key not in found.triage)
+    gaps.write_text(unjudged.replace('verdict = ""', 'verdict = "gap"').replace('why = ""', 'why = "not judged yet"'))
+    _mutate(name, f"{SUBJECTS[name][1]} --gaps --triage {gaps} --report {folder / 'again'}")
+    gaps.unlink()
+
+
+def _mutate(name: str, options: str) -> None:
+    """Run the command; what it says goes into build/mutation/NAME.log."""
+    log = ROOT / "build/mutation" / f"{name}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [str(Path(sys.executable).parent / "areal"), "conformance", "mutate", *shlex.split(options)]
+    print(f"{name}: begins, {log}", flush=True)
+    with log.open("w", encoding="utf-8") as file:
+        ended = subprocess.run(
+            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, check=False, env=os.environ | {"PYTHONPATH": _path()}
+        )
+    if ended.returncode:
+        print(f"{name}: ended with {ended.returncode}, {log}", flush=True)
+
+
+def _path() -> str:
+    """Return where modules are looked for: here too, for the loop's suite is a test."""
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def _found(name: str, out: Path) -> Found:
+    """Read what became of a part's mutants, and what people say of them now."""
+    record = json.loads((out / name / "mutation.json").read_text(encoding="utf-8"))
+    again: dict[Key, str] = {}
+    if (path := out / name / "again/mutation.json").exists():
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        again = {Key(**row["key"]): row["trial"]["fate"] for row in rows}
+    return Found(name, record, again, _triage())
+
+
+def _triage() -> Triage:
+    """Read what people say of mutants now."""
+    return read_triage(path for place in PACKAGES for path in sorted(ROOT.glob(f"{place}/{NAME}")))
+
+
+def _page(found: Iterable[Found]) -> str:
+    found = list(found)
+    lines = []
+    for one in found:
+        record = one.record
+        number, options = SUBJECTS[one.name]
+        lines.append(
+            f"| [{one.name}]({one.name}/mutation.md) | `{options} --sample {number} --seed {record['seed']}` "
+            f"| {sum(record['population'].values())} | {len(record['rows'])} | {one.count('killed')} "
+            f"| {one.count('survived')} | {one.count('unseen')} | {one.excused()} | {one.score()} "
+            f"| {one.score(since=True)} |"
+        )
+    counts = " | ".join(str(sum(one.count(fate) for one in found)) for fate in ("killed", "survived", "unseen"))
+    tried, every = sum(len(one.record["rows"]) for one in found), sum(sum(one.record["population"].values()) for one in found)
+    excused = sum(one.excused() for one in found)
+    lines.append(f"| all | | {every} | {tried} | {counts} | {excused} | {_sum(found)} | {_sum(found, since=True)} |")
+    gaps = [
+        f"- `{key.path}` {key.function}: `{key.before}` to `{key.after}`: {one.triage[key].why}"
+        for one in found
+        for key in one.living()
+        if key in one.triage and one.triage[key].verdict is Verdict.GAP and one.again.get(key) != "killed"
+    ]
+    left = ["", "Gaps that are left:", "", *gaps] if gaps else []
+    return HEADER + COLUMNS + "\n".join([*lines, *left, ""])
+
+
+def _sum(found: Iterable[Found], *, since: bool = False) -> Score:
+    scores = [one.score(since=since) for one in found]
+    return Score(sum(score.killed for score in scores), sum(score.total for score in scores))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
