@@ -21,7 +21,7 @@ PIN := $(if $(LOCK),--constraint $(LOCK))
 ENV_TESTS := plugins/areal_environments/tests
 MANIFESTS := pyproject.toml $(wildcard kits/*/pyproject.toml plugins/*/pyproject.toml) conformance/pyproject.toml conformance/proof/pyproject.toml
 
-.PHONY: mutation quickstart test test-runs test-slow test-long test-hostile test-cluster test-browser test-vllm test-sglang test-environments test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench guard wheels lock conformance conformance-quick conformance-rounds clean
+.PHONY: mutation mutation-all quickstart test test-runs test-slow test-long test-hostile test-cluster test-browser test-vllm test-sglang test-environments test-ascend conformance-ascend conformance-vllm conformance-sglang lint docs bench guard wheels lock conformance conformance-quick conformance-rounds clean
 .DEFAULT_GOAL := quickstart
 
 $(VENV)/pyvenv.cfg:
@@ -107,8 +107,11 @@ conformance-quick: $(DEV) ## the suite on its references and mutants, then the o
 	$(BIN)/areal conformance self-test $(ARGS)
 	AREAL=$(BIN)/areal TRAINERS="$(TRAINERS)" conformance/certify.sh --sharded --level 2 --out build/conformance
 
-mutation: $(DEV) ## single edits of our own source that the suite must notice: a sample, drawn alike every time
-	$(BIN)/areal conformance mutate --backend single_turn --module areal_tasks.workflows.single_turn --sample 40 --seed 18 --at-least 0.9 $(ARGS)
+mutation: $(DEV) ## single edits of two workflows and two transports that the suite must notice: a sample, drawn alike every time; three minutes
+	$(BIN)/python tools/mutation.py --quick --seed 18 --out build/mutation/quick $(ARGS)
+
+mutation-all: $(DEV) ## a sample of everything that is held to checks, into docs/conformance/mutation: hours; ARGS="--seed 23" for another, "--only 'train-*'" for some
+	$(BIN)/python tools/mutation.py $(ARGS)
 
 lint: $(DEV) ## style, types, layers, no cycle, the size of the core
 	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python tools/check_size.py

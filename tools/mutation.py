@@ -4,9 +4,10 @@
     python tools/mutation.py --seed 22 --only 'train-*'   some of them
     python tools/mutation.py --again                      what lived and is no exception, with the checks of today
     python tools/mutation.py --table                      nothing but the table anew, after survivors were judged
+    python tools/mutation.py --quick --out DIR            some of the cheap parts; exit code 1 if under 90% of them die
 
-A subject that has a report of that seed is not tried again: the same command goes on where it was ended. `--again`
-leaves the report as it was drawn and writes what became of its survivors beside it.
+A part that has a report of that seed is not tried again: the same command goes on where it was ended. `--again` asks
+survivors of every check, leaves the report as it was drawn and writes what became of them beside it.
 
 Knows: which parts there are, how many mutants of each, the table.
 Does not know: how mutants are made (`areal conformance mutate`).
@@ -18,6 +19,7 @@ import argparse
 import fnmatch
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -33,7 +35,10 @@ from areal_conformance.mutate.score import Score
 from areal_conformance.mutate.triage import NAME, Triage, Verdict, read_triage, suggestion
 
 ROOT = Path(__file__).parents[1]
-LOOP = "'areal_core.rollout.*' 'areal_core.fleet.*' areal_core.loop.train_loop areal_core.loop.checkpoint areal_core.loop.learner"
+LOOP = (
+    "'areal_core.rollout.*' 'areal_core.fleet.*' "
+    "areal_core.loop.train_loop areal_core.loop.checkpoint areal_core.loop.learner"
+)
 SUBJECTS = {
     "train-fsdp": (14, "--backend fsdp --ranks 2 --level 3 --spend 60"),
     "train-archon": (14, "--backend archon --ranks 2 --level 3 --spend 60"),
@@ -49,7 +54,16 @@ SUBJECTS = {
     "workflow-multi_turn": (20, "--backend multi_turn --module areal_agents.workflows.multi_turn"),
 }
 """Name -> how many mutants, and options; longest first."""
+ENOUGH = 0.9
+"""The share that has to die of those that are no exception."""
 PACKAGES = ("src/*", "kits/*/src/*", "plugins/*/src/*")
+QUICK = {
+    "workflow-single_turn": (40, SUBJECTS["workflow-single_turn"][1]),
+    "workflow-multi_turn": (20, SUBJECTS["workflow-multi_turn"][1]),
+    "transport-disk": (30, SUBJECTS["transport-disk"][1]),
+    "transport-shm": (20, SUBJECTS["transport-shm"][1]),
+}
+"""Those of continuous integration, which leaves out what `mutation.toml` excuses."""
 HEADER = f"""# A sample of everything
 
 Made with `make mutation-all`, which is `python tools/mutation.py --seed SEED`: single edits drawn by a machine, of each
@@ -59,9 +73,10 @@ is a gap. A mutant that lived is `excused` if nobody could tell it from the sour
 `--spend` bounds what one mutant may take, so a score is a lower bound.
 
 """
-COLUMNS = """| part | options | mutants | tried | killed | survived | unseen | excused | as drawn, 95% interval | with checks written since |
-|---|---|---|---|---|---|---|---|---|---|
-"""
+COLUMNS = (
+    "| part | options | mutants | tried | killed | survived | unseen | excused | as drawn, 95% interval "
+    "| with checks written since |\n|---|---|---|---|---|---|---|---|---|---|\n"
+)
 
 
 @frozen
@@ -105,29 +120,35 @@ class Found:
 def main() -> int:
     """Try what is asked for, then write the table."""
     asked = _asked()
-    names = [name for name in SUBJECTS if any(fnmatch.fnmatch(name, one) for one in asked.only)]
+    parts = QUICK if asked.quick else SUBJECTS
+    names = [name for name in parts if any(fnmatch.fnmatch(name, one) for one in asked.only)]
     if not names:
-        sys.exit(f"mutation.py: --only {' '.join(asked.only)} names none of {', '.join(SUBJECTS)}")
+        sys.exit(f"mutation.py: --only {' '.join(asked.only)} names none of {', '.join(parts)}")
     asked.out.mkdir(parents=True, exist_ok=True)
     if not asked.table:
         try_one = _try_again if asked.again else _try
         with ThreadPoolExecutor(asked.jobs) as pool:
             list(pool.map(lambda name: try_one(name, asked), names))
-    found = [_found(name, asked.out) for name in SUBJECTS if (asked.out / name / "mutation.json").exists()]
+    found = [_found(name, asked.out) for name in parts if (asked.out / name / "mutation.json").exists()]
     (asked.out / "index.md").write_text(_page(found), encoding="utf-8")
     for one in found:
         print(f"{one.name}: {one.score()}; since: {one.score(since=True)}")
     print(f"all: {_sum(found)}; since: {_sum(found, since=True)}")
-    return 0
+    return int(asked.quick and _sum(found).rate < ENOUGH)
 
 
 def _asked() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "docs/conformance/mutation", help="the folder of the reports")
-    parser.add_argument("--seed", type=int, default=22, help="of the draw; one that no check was written for is worth most")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "docs/conformance/mutation", help="the folder of the reports"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=22, help="of the draw; one that no check was written for is worth most"
+    )
     parser.add_argument("--only", nargs="+", default=["*"], metavar="GLOB", help=f"of {', '.join(SUBJECTS)}")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="parts at once")
     parser.add_argument("--again", action="store_true", help="try survivors again that are no exceptions")
+    parser.add_argument("--quick", action="store_true", help=f"only some of {', '.join(QUICK)}")
     parser.add_argument("--table", action="store_true", help="write the table only")
     return parser.parse_args()
 
@@ -137,7 +158,8 @@ def _try(name: str, asked: argparse.Namespace) -> None:
     folder = asked.out / name
     if (folder / "mutation.json").exists() and json.loads((folder / "mutation.json").read_text())["seed"] == asked.seed:
         return
-    number, options = SUBJECTS[name]
+    number, options = QUICK[name] if asked.quick else SUBJECTS[name]
+    options += " --skip-excused" if asked.quick else ""
     _mutate(name, f"{options} --sample {number} --seed {asked.seed} --report {folder}")
 
 
@@ -153,7 +175,9 @@ def _try_again(name: str, asked: argparse.Namespace) -> None:
     gaps = folder / "gaps.toml"
     unjudged = suggestion(key for key in left if key not in found.triage)
     gaps.write_text(unjudged.replace('verdict = ""', 'verdict = "gap"').replace('why = ""', 'why = "not judged yet"'))
-    _mutate(name, f"{SUBJECTS[name][1]} --gaps --triage {gaps} --report {folder / 'again'}")
+    _mutate(
+        name, f"{re.sub(r'--spend [0-9]+', '', SUBJECTS[name][1])} --gaps --triage {gaps} --report {folder / 'again'}"
+    )
     gaps.unlink()
 
 
@@ -165,7 +189,12 @@ def _mutate(name: str, options: str) -> None:
     print(f"{name}: begins, {log}", flush=True)
     with log.open("w", encoding="utf-8") as file:
         ended = subprocess.run(
-            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, check=False, env=os.environ | {"PYTHONPATH": _path()}
+            command,
+            cwd=ROOT,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            check=False,
+            env=os.environ | {"PYTHONPATH": _path()},
         )
     if ended.returncode:
         print(f"{name}: ended with {ended.returncode}, {log}", flush=True)
@@ -204,7 +233,10 @@ def _page(found: Iterable[Found]) -> str:
             f"| {one.score(since=True)} |"
         )
     counts = " | ".join(str(sum(one.count(fate) for one in found)) for fate in ("killed", "survived", "unseen"))
-    tried, every = sum(len(one.record["rows"]) for one in found), sum(sum(one.record["population"].values()) for one in found)
+    tried, every = (
+        sum(len(one.record["rows"]) for one in found),
+        sum(sum(one.record["population"].values()) for one in found),
+    )
     excused = sum(one.excused() for one in found)
     lines.append(f"| all | | {every} | {tried} | {counts} | {excused} | {_sum(found)} | {_sum(found, since=True)} |")
     gaps = [

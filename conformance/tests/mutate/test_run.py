@@ -125,6 +125,10 @@ def test_a_strangers_plugin_gets_its_known_score(
     assert [row.key for row in cut.rows] == [row.key for row in record.rows][:2]
     assert [row.excused for row in cut.rows] == [row.key == unseen for row in cut.rows]
 
+    quick = run(attrs.evolve(wanted, checks=("workflow.tokens.prompt",), skip_excused=True), Silent())
+
+    assert [row.key for row in quick.rows if row.trial.fate is Fate.LEFT and row.excused] == [unseen]
+
     (tmp_path / NAME).write_text(judged.replace("out of contract", "gap"))
     again = run(attrs.evolve(wanted, checks=("workflow.tokens.prompt",), gaps=True), Silent())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from areal_core.cli.main import main
@@ -182,6 +183,22 @@ def test_what_is_left_of_another_conversion_is_not_taken_up(model: Path, tmp_pat
 
 
 @pytest.mark.usefixtures("small_files")
+def test_weights_that_changed_meanwhile_are_converted_anew(model: Path, tmp_path: Path) -> None:
+    """Others of the same sizes, under the same names: half of each would be no model."""
+    source = shutil.copytree(model, tmp_path / "source")
+    with pytest.raises(Stopping):
+        run(source, tmp_path / "dcp", StopsAt(2))
+    for file in source.glob("*.safetensors"):
+        size = file.stat().st_size
+        save_file({name: -tensor for name, tensor in load_file(file).items()}, file, metadata={"format": "pt"})
+        assert file.stat().st_size == size
+
+    assert run(source, tmp_path / "dcp", StopsAt(99)).resumed == 0
+    run(tmp_path / "dcp", tmp_path / "hf", HFFolder())
+    assert same(weights(tmp_path / "hf"), weights(source))
+
+
+@pytest.mark.usefixtures("small_files")
 def test_a_file_spoiled_before_the_end_is_found(model: Path, tmp_path: Path) -> None:
     """Every tensor is read back: one flipped bit in what an earlier attempt wrote is an error that names a tensor."""
     with pytest.raises(Stopping):
@@ -206,6 +223,16 @@ class Evil:
 def test_no_code_of_a_checkpoint_is_run(tmp_path: Path) -> None:
     """An index that asks for anything but an index's own classes is refused before it is built."""
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Evil()))
+
+    with pytest.raises(CheckpointError, match="not part of an index"):
+        read_index(tmp_path / ".metadata")
+
+
+def test_no_code_of_a_module_that_an_index_has_classes_of_is_run(tmp_path: Path) -> None:
+    """What such a module imports can be named by its way there."""
+    named = b"\x80\x04ctorch.distributed.checkpoint.filesystem\nos.getcwd\n)R."
+    assert pickle.loads(named) == str(Path.cwd())
+    (tmp_path / ".metadata").write_bytes(named)
 
     with pytest.raises(CheckpointError, match="not part of an index"):
         read_index(tmp_path / ".metadata")

@@ -88,6 +88,12 @@ def test_every_reader_refuses_it_in_our_words(way: str, reader: str, good: Path,
     judge(READERS[reader], odd(good, way, tmp_path))
 
 
+def test_a_billion_layers_keep_no_tokenizer_waiting(good: Path, tmp_path: Path) -> None:
+    """Transformers makes lists as long as a configuration says."""
+    with pytest.raises(ModelError, match="more than 100000 layers"):
+        load_tokenizer(odd(good, "config.json: more layers than there are", tmp_path))
+
+
 @pytest.mark.hostile
 @pytest.mark.parametrize("reader", sorted(set(READERS) - {"the plan"}))
 @pytest.mark.parametrize("way", WAYS)

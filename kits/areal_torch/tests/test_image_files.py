@@ -11,6 +11,7 @@ from PIL import Image
 
 from areal_core.contract.errors import DatasetError
 from areal_torch.image_files import decoded, image_file
+from areal_torch.image_support import ImageReader
 
 RED = (200, 10, 30)
 
@@ -110,3 +111,24 @@ def test_a_torn_file_is_no_image() -> None:
     noise = Image.effect_noise((40, 40), 60)
     with pytest.raises(ValueError, match="truncated"):
         decoded(file_of(noise)[:-200])
+
+
+def test_rows_that_come_and_go_are_never_taken_for_one_another() -> None:
+    """Also where a row lies in memory where another lay."""
+    reader = ImageReader(limit=4)
+    files = [file_of(plain(width)) for width in range(1, 9)]
+
+    seen = [reader.read([file], Path(), "a row") for file in files for _ in range(3)]
+
+    assert seen == [(file,) for file in files for _ in range(3)]
+
+
+def test_a_row_that_several_read_is_read_once(tmp_path: Path) -> None:
+    """Members of a group share it: its file may even be gone."""
+    reader, row = ImageReader(limit=4), ["red.png"]
+    (tmp_path / "red.png").write_bytes(file_of(plain()))
+
+    first = reader.read(row, tmp_path, "a row")
+    (tmp_path / "red.png").unlink()
+
+    assert reader.read(row, tmp_path, "a row") == first

@@ -22,6 +22,7 @@ from areal_core.plugins.install import pip_install
 
 _MAX_JSON = 100_000_000  # bytes; what safetensors allows a header
 _UNEXPECTED = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error)
+LAYERS, _MOST_LAYERS = ("num_hidden_layers", "n_layer", "num_layers"), 100_000
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 _WITH_IMAGES = "ForConditionalGeneration"
 
@@ -172,6 +173,10 @@ def load_tokenizer(path: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
+        config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
+        for part in (config, config.get("text_config") or {}):  # transformers makes lists as long as this says
+            if any(isinstance(part.get(key), int) and part[key] > _MOST_LAYERS for key in LAYERS):
+                raise ValueError(f"config.json says that the model has more than {_MOST_LAYERS} layers")
         return AutoTokenizer.from_pretrained(path)
     except Exception as error:  # whatever transformers and tokenizers raise for files that are no tokenizer
         raise ModelError(

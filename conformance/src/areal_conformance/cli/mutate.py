@@ -56,6 +56,7 @@ def mutate(
     triage: Annotated[tuple[Path, ...], Several] = (),
     spend: Annotated[float, Parameter(show_default=False)] = math.inf,
     gaps: Annotated[bool, Parameter(negative=())] = False,
+    skip_excused: Annotated[bool, Parameter(negative=())] = False,
     report: Path | None = None,
     at_least: Annotated[float, Parameter(show_default=False)] = 0.0,
 ) -> int:
@@ -82,6 +83,7 @@ def mutate(
         triage: Files of judged survivors, beside mutation.toml in the packages that are changed.
         spend: Ask of each mutant checks that take so many seconds together, the cheapest first; all if not given.
         gaps: Try only those judged a gap, after a check was written.
+        skip_excused: Do not try those that mutation.toml says may live: quicker, for continuous integration.
         report: Write mutation.json, mutation.md and survivors.toml into this folder.
         at_least: Fail if a smaller share than this dies, 0 to 1.
     """
@@ -128,6 +130,7 @@ def mutate(
             triage=triage,
             spend_s=spend,
             gaps=gaps,
+            skip_excused=skip_excused,
             command=shlex.join(["areal", *sys.argv[1:]]),
         )
         with _Show(console) as show, stoppable():

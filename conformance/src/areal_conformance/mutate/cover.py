@@ -22,6 +22,8 @@ from areal_conformance.mutate.source import Source, Spot
 from areal_conformance.mutate.subject import Told
 from areal_conformance.outcome import Outcome
 
+_OF_OPTIONS = ".options."
+"""In the names of checks that look at what options say; they may run no function of the module that has them."""
 LIMIT_S = 600.0
 """For one check that is traced; its own deadline ends it sooner."""
 
@@ -59,12 +61,14 @@ class Coverage:
         """Return the passing checks that run a mutant's statement, the cheapest first.
 
         What runs while the module is imported, a constant or the default of an argument, is looked at by the checks
-        that run the function it is a default of, or any function of the module; where no check runs one, by all that
-        import it: the fields of a class of settings are read elsewhere, and a mutant is imported anew.
+        that run the function it is a default of, or any function of the module, and by those of options; where no check
+        runs one, by all that import it: the fields of a class of settings are read elsewhere, and a mutant is imported
+        anew.
         """
         found = self._running(source, watched_lines(source, mutant))
-        if not found and (at_import := imported_lines(source, mutant)):
-            found = list(self.lines) if source.path in self.in_memory else self._running(source, at_import)
+        if at_import := imported_lines(source, mutant):
+            there = list(self.lines) if source.path in self.in_memory else self._running(source, at_import)
+            found += [key for key in there if key not in found and (not found or _OF_OPTIONS in key)]
         return tuple(sorted(found, key=lambda key: self.made[key].seconds))
 
     def unrun(self, source: Source) -> tuple[int, ...]:

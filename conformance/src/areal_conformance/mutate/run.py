@@ -29,7 +29,7 @@ from areal_conformance.mutate.scope import Scope, named, scope_of
 from areal_conformance.mutate.source import Source
 from areal_conformance.mutate.subject import Told, checks_for, target_of
 from areal_conformance.mutate.triage import NAME, Triage, Verdict, read_triage, stale
-from areal_conformance.mutate.trial import attempt, control
+from areal_conformance.mutate.trial import Fate, Trial, attempt, control
 from areal_conformance.session import skipped
 from areal_conformance.target import Target
 from areal_core.contract.errors import CapabilityError, ConfigError
@@ -56,6 +56,8 @@ class Wanted:
     """Of each mutant ask checks that take so long together, as long as the backend as it is takes."""
     gaps: bool = False
     """Only mutants that a triage calls a gap."""
+    skip_excused: bool = False
+    """Do not try those that a triage excuses: they live as a rule, and what lives takes longest."""
     command: str = ""
 
 
@@ -202,9 +204,12 @@ def _trials(work: _Work, drawn: Sequence[Mutant], triage: Triage) -> Iterator[Ro
         for number, made in enumerate(unfit, 1):
             work.listener.made(made, number, len(unfit))
         for mutant in drawn:
-            source = work.sources[mutant.module]
+            source, said = work.sources[mutant.module], triage.get(mutant.key)
             old, new = diff(source, mutant)
-            trial = attempt(zygote, subject, source, mutant, work.coverage, work.wanted.spend_s)
+            if work.wanted.skip_excused and said is not None and said.excused:
+                trial = Trial(fate=Fate.LEFT)
+            else:
+                trial = attempt(zygote, subject, source, mutant, work.coverage, work.wanted.spend_s)
             yield Row(
                 key=mutant.key,
                 line=mutant.line,
@@ -212,7 +217,7 @@ def _trials(work: _Work, drawn: Sequence[Mutant], triage: Triage) -> Iterator[Ro
                 new=new,
                 trial=trial,
                 why=mutant.why,
-                said=triage.get(mutant.key),
+                said=said,
             )
 
 

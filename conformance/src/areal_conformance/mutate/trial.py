@@ -35,6 +35,8 @@ class Fate(StrEnum):
     """Every check that looks at it passed."""
     UNSEEN = "unseen"
     """No check ever runs its line."""
+    LEFT = "left"
+    """It was not tried: people said why it may live."""
 
 
 @frozen(kw_only=True)

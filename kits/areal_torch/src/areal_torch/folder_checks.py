@@ -12,12 +12,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from areal_core.config.model_folder import read_headers, read_json
+from areal_core.config.model_folder import LAYERS, read_headers, read_json
 from areal_core.contract.errors import ArealError, ModelError
 
 SAME_MODEL = "use config.json and *.safetensors from the same model"
 INDEX = "model.safetensors.index.json"
-_LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 _SIZES = (
     *("vocab_size", "hidden_size", "n_embd", "intermediate_size", "moe_intermediate_size", "head_dim"),
     *("num_attention_heads", "n_head", "num_key_value_heads", "num_experts"),
@@ -58,7 +57,7 @@ def check_sizes(path: str) -> None:
     check_index(folder)
     largest = max((math.prod(header["shape"]) for header in headers.values()), default=0)
     bounds = dict.fromkeys(_SIZES, (max(largest, _HARMLESS), f"no tensor of over {largest} numbers"))
-    bounds |= dict.fromkeys(_LAYERS, (len(headers), f"{len(headers)} tensors"))
+    bounds |= dict.fromkeys(LAYERS, (len(headers), f"{len(headers)} tensors"))
     text = config.get("text_config")
     for key, (most, held) in bounds.items():
         size = (text if isinstance(text, dict) and text else config).get(key)

@@ -7,13 +7,13 @@ Does not know: how a scheduler ends a worker, or files it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 import collections
 import gc
 import json
 import re
 import sys
 import tempfile
+from collections.abc import Awaitable
 from pathlib import Path
 
 import attrs

@@ -93,7 +93,7 @@ def no_folder(bench: TransportBench) -> None:
         file.write_text("not a folder")
         where = f"opening a version with {option}={file.name}, a file,"
         try:
-            bench.within(lambda told={**others, option: str(file)}: bench.transport(**told).open(1), where)
+            bench.within(partial(bench.transport(**{**others, option: str(file)}).open, 1), where)
         except (StorageError, ResourceError, ConfigError) as error:
             expect(file.name in str(error), f"{where} is refused without its name: {error}")
         except ArealError as error:
