@@ -30,7 +30,7 @@ _CHATML = (
     "{{ '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-_SAID = ("no é", "stab", "ü", "on")
+_SAID = (" no é\n", "stab", "ü", "\non ")
 _MERGED = (("a", "b"), ("b", "a"), ("s", "t"), ("o", "n"))
 
 

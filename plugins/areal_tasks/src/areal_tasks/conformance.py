@@ -27,10 +27,15 @@ def _asked(workflow: SingleTurnWorkflow) -> list[str]:
     return [tokenizer.decode(workflow.prompt_ids(tokenizer, row, "a task")) for row in rows]
 
 
-def _templated(workflow: SingleTurnWorkflow) -> list[str]:
+def _templated_prompts(workflow: SingleTurnWorkflow) -> list[str]:
+    """Return the same for rows whose prompt is no conversation."""
+    return _templated(workflow, {"prompt": "baobab>"})
+
+
+def _templated(workflow: SingleTurnWorkflow, asked: Mapping[str, Any] | None = None) -> list[str]:
     """Return what the policy is asked with for rows with words for the chat template, by one that has places for them.
 
-    A row without any, with a variable of its own, with a switch of its own, with a tool.
+    A row without any, with a variable of its own, with a switch of its own, with a tool. Any: the data set decides.
     """
     from areal_conformance.benches.workflow import drifting_tokenizer
 
@@ -42,7 +47,7 @@ def _templated(workflow: SingleTurnWorkflow) -> list[str]:
         {"chat_template_kwargs": {"enable_thinking": True}},
         {"tools": [{"type": "function", "function": {"name": "add", "parameters": {}}}]},
     )
-    rows = [{"messages": _QUESTION, **own} for own in more]
+    rows = [{**(asked or {"messages": _QUESTION}), **own} for own in more]
     return [tokenizer.decode(workflow.prompt_ids(tokenizer, row, "a task")) for row in rows]
 
 
@@ -111,6 +116,12 @@ SINGLE_TURN = Adapter(
         **_OF_TEMPLATES,
         "chat": Variant(
             options={"chat": True}, shows=_asked, gives=["u>stone>-a>", "u>baobab>-a>", "s>own--u>baobab>-a>"]
+        ),
+        "chat_template": Variant(
+            options={"chat": True, "template": {"tone": "loud-"}},
+            shows=_templated_prompts,
+            gives=["loud-u>baobab>-a>", "low-u>baobab>-a>", "loud-think-u>baobab>-a>", "loud-add-u>baobab>-a>"],
+            again=False,
         ),
         "system": Variant(
             options={"system": "beg-"},

@@ -60,6 +60,9 @@ async def AsksAgain(original: Original) -> Any:
 BENT_ROWS = breaks_bent.rows(
     row("RewardSeesSpecialTokens", "Scores the text with its special tokens.", "workflow.reward.asked_with",
         reward=given(completion=lambda value, self: self.tokenizer.decode(list(value.completion_ids)))),
+    row("RewardSeesTrimmed", "Scores the text without the spaces and line breaks at its ends.",
+        "workflow.tokens.vocabulary",
+        reward=given(completion=lambda value, self: value.completion.strip())),
     row("RewardSeesNoLastToken", "Scores an output that stopped without its last token, whether or not that is an end.",
         "workflow.reward.asked_with",
         reward=given(completion=lambda value, self: self.tokenizer.decode(list(value.completion_ids)

@@ -66,8 +66,8 @@ def between(session: ScriptedSession) -> list[str]:
 
 
 async def heard(workflow: RolloutWorkflow) -> list[str]:
-    """Return what the policy is told after each answer, none of which is right."""
-    session, _ = await said_by(workflow, *TEXTS)
+    """Return what the policy is told after each answer, none of which is right; a column has a name that is taken."""
+    session, _ = await said_by(workflow, *TEXTS, row={**ROW, "attempt": "none"})
     return between(session)
 
 

@@ -87,9 +87,9 @@ MULTI_TURN = Adapter(
         ),
         "pass_reward": Variant(options={"pass_reward": _HALF}, shows=_answers, gives=[(4, 1), (1, 1), (2, 1), (3, 1)]),
         "feedback": Variant(
-            options={"feedback": "no-{prompt}-try-{attempt}"},
+            options={"feedback": "no-{prompt}-try-{attempt}-in-{box}"},
             shows=heard,
-            gives=[f"no-stone>-try-{number}" for number in (1, 2, 3)],
+            gives=[f"no-stone>-try-{number}-in-{{box}}" for number in (1, 2, 3)],
         ),
         "renderer": Variant(
             options={"renderer": "chatml"}, shows=ends, gives=["<|endoftext|><|im_end|>"] * 4, again=False

@@ -6,9 +6,10 @@ Does not know: any check.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
-from areal_agents.workflows.conformance.episodes import ROWS, ends, first_asked, said_by
+from areal_agents.workflows.conformance.episodes import ROWS, ends, first_asked, said_by, spoken
 from areal_agents.workflows.conformance.renderers import built
 from areal_conformance.adapter import Adapter, Bounds, Scoring, Variant
 
@@ -23,9 +24,10 @@ async def _asked(workflow: RolloutWorkflow) -> list[str]:
 
 
 async def _judged(workflow: RolloutWorkflow) -> list[str]:
-    """Return what a judge is asked about rows with a prompt, with messages, and with both."""
+    """Return what a judge is asked about rows with a prompt, with messages, with both, and with several messages."""
     made = []
-    for row in (ROWS[0], ROWS[2], {**ROWS[2], "prompt": "other>"}):
+    several = [{"role": "system", "content": "own-"}, *ROWS[2]["messages"]]
+    for row in (ROWS[0], ROWS[2], {**ROWS[2], "prompt": "other>"}, {**ROWS[2], "messages": several}):
         session, _ = await said_by(workflow, "{answer} 7", "score: 1", row=row)
         made.append(session.tokenizer.decode(session.asked[1].input_ids))
     return made
@@ -36,6 +38,30 @@ async def _roles(workflow: RolloutWorkflow) -> tuple[list[tuple[int, float]], fl
     _, made = await said_by(workflow, "no", rewards=lambda number: float(number == 1))
     roles = [(int(each.sequence_extras["role"]), each.reward) for each in made.trajectories]
     return roles, made.metrics["self_play/solved"], made.metrics["self_play/proposal"]
+
+
+async def _own(workflow: RolloutWorkflow) -> list[tuple[str, float]]:
+    """Return what each solver said and its reward, where whoever was asked first answers last."""
+    from areal_conformance.benches.workflow import ScriptedSession
+    from areal_conformance.benches.workflow_vocabularies import base_tokenizer
+    from areal_core.contract.workflow import RewardResult
+
+    tokenizer, said = base_tokenizer(), ("task", "0", "1", "2", "3")
+
+    async def later(turn: int) -> None:
+        for _ in range(3 * (len(said) - turn)):
+            await asyncio.sleep(0)
+
+    session = ScriptedSession(
+        script=lambda turn: spoken(tokenizer, turn, said[turn]),
+        judge=lambda value: RewardResult(value=float(value.completion)),
+        tokenizer=tokenizer,
+        at_generate=later,
+    )
+    made = await workflow.arun_episode(session, ROWS[0])
+    solvers = made.trajectories[1:]  # type: ignore[union-attr]  # it makes episodes
+    words = [tokenizer.decode(one.input_ids[one.loss_mask.bool()], skip_special_tokens=True) for one in solvers]
+    return [(text, one.reward) for text, one in zip(words, solvers, strict=True)]
 
 
 async def _grades(workflow: RolloutWorkflow) -> list[tuple[object, int]]:
@@ -69,8 +95,17 @@ SELF_PLAY = Adapter(
             shows=_asked,
             gives=["stone>", *["of-{answer} 7-as-enots"] * 2],
         ),
+        "braces": Variant(
+            options={"question": "{task}-in-{box}"},
+            shows=_asked,
+            gives=["stone>", *["{answer} 7-in-{box}"] * 2],
+            again=False,  # the suite's own tokenizer has none
+        ),
         "tries": Variant(
             options={"tries": 4}, shows=_roles, gives=([(0, 0.75), (1, 1.0), *[(1, 0.0)] * 3], 0.25, 0.75)
+        ),
+        "rewards": Variant(
+            options={"tries": 4}, shows=_own, gives=[(str(number), float(number)) for number in range(4)], again=False
         ),
         "system": Variant(options={"system": "beg-"}, shows=first_asked, gives="beg-stone>"),
         "renderer": Variant(
@@ -89,7 +124,7 @@ JUDGE = Adapter(
         "question": Variant(
             options={"question": "of-{prompt}-is-{answer}-{hint}"},
             shows=_judged,
-            gives=[f"of-{prompt}>-is-{{answer}} 7-{{hint}}" for prompt in ("stone", "baobab", "other")],
+            gives=[f"of-{prompt}>-is-{{answer}} 7-{{hint}}" for prompt in ("stone", "baobab", "other", "baobab")],
         ),
         "scale": Variant(
             options={"scale": 4.0}, shows=_grades, gives=[([1.0], 2), ([-0.625], 3), ("EpisodeFailed", 0), ([0.0], 2)]
