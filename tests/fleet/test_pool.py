@@ -289,6 +289,7 @@ def test_requests_that_fail_together_are_one_incident() -> None:
         breaker.failure(trial)
         assert not breaker.allows
         await clock.advance(5.0)
+        assert breaker.allows, "a trial that failed is not the last one"
         breaker.success(breaker.begin())
         assert breaker.state is BreakerState.CLOSED
 
