@@ -160,7 +160,7 @@ def _try(name: str, asked: argparse.Namespace) -> None:
         return
     number, options = QUICK[name] if asked.quick else SUBJECTS[name]
     options += " --skip-excused" if asked.quick else ""
-    _mutate(name, f"{options} --sample {number} --seed {asked.seed} --report {folder}")
+    _mutate(name, f"{options} --sample {number} --seed {asked.seed}", folder)
 
 
 def _try_again(name: str, asked: argparse.Namespace) -> None:
@@ -175,16 +175,16 @@ def _try_again(name: str, asked: argparse.Namespace) -> None:
     gaps = folder / "gaps.toml"
     unjudged = suggestion(key for key in left if key not in found.triage)
     gaps.write_text(unjudged.replace('verdict = ""', 'verdict = "gap"').replace('why = ""', 'why = "not judged yet"'))
-    _mutate(
-        name, f"{re.sub(r'--spend [0-9]+', '', SUBJECTS[name][1])} --gaps --triage {gaps} --report {folder / 'again'}"
-    )
+    options = re.sub(r"--spend [0-9]+", "", SUBJECTS[name][1])
+    _mutate(name, f"{options} --gaps --triage {os.path.relpath(gaps, ROOT)}", folder / "again")
     gaps.unlink()
 
 
-def _mutate(name: str, options: str) -> None:
-    """Run the command; what it says goes into build/mutation/NAME.log."""
+def _mutate(name: str, options: str, folder: Path) -> None:
+    """Run the command, whose report goes into a folder; what it says goes into build/mutation/NAME.log."""
     log = ROOT / "build/mutation" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
+    options += f" --report {os.path.relpath(folder, ROOT)}"  # the report has the command, others have other folders
     command = [str(Path(sys.executable).parent / "areal"), "conformance", "mutate", *shlex.split(options)]
     print(f"{name}: begins, {log}", flush=True)
     with log.open("w", encoding="utf-8") as file:
@@ -198,6 +198,7 @@ def _mutate(name: str, options: str) -> None:
         )
     if ended.returncode:
         print(f"{name}: ended with {ended.returncode}, {log}", flush=True)
+    (folder / "survivors.toml").unlink(missing_ok=True)  # `mutation.md` has them
 
 
 def _path() -> str:

@@ -74,6 +74,20 @@ OUTPUTS = [
         Answer(content="", calls=[ROME]),
     ),
     (
+        "deepseekv3",
+        f'</think>{CALLS}{BEGIN}function{SEP}look_up\n```json\n{{\n  "city":\n    "Rome"\n}}\n```{END}{CALLS_END}',
+        Answer(content="", calls=[ToolCall(name="look_up", arguments='{\n  "city":\n    "Rome"\n}')]),
+    ),
+    (
+        "glm4moe",
+        "<tool_call>look_up\n<arg_key>city</arg_key>\n<arg_value>a <tool_call>add\n</tool_call> b</arg_value>\n"
+        "</tool_call>",
+        Answer(
+            content="",
+            calls=[ToolCall(name="look_up", arguments='{"city": "a <tool_call>add\\n</tool_call> b"}')],
+        ),
+    ),
+    (
         "glm4moe",
         "\n<think>a</think>\nb\n<tool_call>look_up\n<arg_key>city</arg_key>\n<arg_value>Rome</arg_value>\n</tool_call>"
         "\n<tool_call>add\n<arg_key>values</arg_key>\n<arg_value>[1]</arg_value>\n</tool_call>",

@@ -14,8 +14,8 @@ from areal_conformance.adapter import Adapter, Variant
 _FAMILY = "areal_renderers.testing.tokenizers:family_tokenizer"
 
 
-def _written(renderer: Renderer) -> str:
-    """Return a conversation of two questions, its answer as a policy gave it, as text."""
+def _written(renderer: Renderer) -> tuple[str, int]:
+    """Return two questions, with the first one's answer as a policy gave it: as text, and how many end tokens there are."""
     from areal_conformance.probes.tokenizers import tiny_tokenizer
 
     tokenizer = tiny_tokenizer("bare")
@@ -23,7 +23,8 @@ def _written(renderer: Renderer) -> str:
     asked = [{"role": "user", "content": "ab"}]
     output = [*tokenizer.encode("ba"), tokenizer.eos_token_id]
     bridge = bound.bridge(asked, output, [{"role": "user", "content": "abba"}])
-    return str(tokenizer.decode([*bound.render(asked), *output, *(bridge or ())]))
+    whole = [*bound.render(asked), *output, *(bridge or ())]
+    return str(tokenizer.decode(whole)), whole.count(tokenizer.eos_token_id)
 
 
 def _spoken(renderer: Renderer) -> str:
@@ -80,14 +81,14 @@ PLAIN = Adapter(
     options={"": {"prefixes": {"user": "Q: ", "assistant": "A:"}, "separator": "\n"}},
     variants={
         "suffixes": Variant(
-            options={"suffixes": {"user": "!", "assistant": "<|im_end|>\n"}},
+            options={"suffixes": {"user": "!<|im_end|>", "assistant": "<|im_end|>\n"}},
             shows=_written,
-            gives="Q: ab!\nA:ba<|im_end|>\n\nQ: abba!\nA:",
+            gives=("Q: ab!<|im_end|>\nA:ba<|im_end|>\n\nQ: abba!<|im_end|>\nA:", 3),
         ),
         "prefixes": Variant(
             options={"prefixes": {"assistant": "so "}, "separator": ""},
             shows=_written,
-            gives="abso ba<|im_end|>abbaso ",
+            gives=("abso ba<|im_end|>abbaso ", 1),
         ),
     },
     without_effect={

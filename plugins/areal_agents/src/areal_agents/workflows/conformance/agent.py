@@ -45,6 +45,18 @@ async def asks(row: Mapping[str, Any], base_url: str, api_key: str) -> None:
         row.clear()  # it is the agent's own: nobody else may see that
 
 
+async def completes(_row: Mapping[str, Any], base_url: str, api_key: str) -> float:
+    """Have a text gone on with. Any: a row is the data set's."""
+    import aiohttp
+
+    async with (
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}) as http,
+        http.post(f"{base_url}/completions", json={"prompt": "stone>"}) as response,
+    ):
+        response.raise_for_status()
+    return 0.5
+
+
 async def never_ends(row: Mapping[str, Any], base_url: str, api_key: str) -> None:
     """Ask, and go on waiting. Any: a row is the data set's."""
     await asks(row, base_url, api_key)
@@ -111,6 +123,17 @@ async def _worth(workflow: RolloutWorkflow) -> list[tuple[list[float], int, floa
         rewards = [one.reward for one in episode.trajectories]
         made.append((rewards, len(session.scored), episode.metrics.get("part", -1.0)))
     return made
+
+
+async def _begun(workflow: RolloutWorkflow) -> bool:
+    """Tell whether a text is asked with the token that the tokenizer begins texts with."""
+    from areal_conformance.benches.workflow import ScriptedSession, generation, paying
+    from areal_conformance.benches.workflow_beginnings import beginning_tokenizer
+
+    tokenizer = beginning_tokenizer()
+    session = ScriptedSession(script=generation, judge=paying(), tokenizer=tokenizer, image_token_id=None)
+    await workflow.arun_episode(session, ROW)
+    return bool(session.asked[0].input_ids[0] == tokenizer.bos_token_id)
 
 
 async def _failed(workflow: RolloutWorkflow) -> str:
@@ -184,6 +207,9 @@ AGENT = Adapter(
             again=False,
         ),
         "system": Variant(options={"system": "beg-"}, shows=first_asked, gives="beg-stone>"),
+        "add_special_tokens": Variant(
+            options={"run": f"{_HERE}:completes", "add_special_tokens": False}, shows=_begun, gives=False, again=False
+        ),
     },
     bounds={
         "processes": Bounds(takes=(1,), refuses=(0,)),
@@ -197,7 +223,6 @@ AGENT = Adapter(
         "renderer_options": "the renderer's own",
         "template": _OF_ENDPOINT,
         "enable_thinking": _OF_ENDPOINT,
-        "add_special_tokens": _OF_ENDPOINT,
         "endpoint": "another endpoint is held to the checks of its role",
         "processes": _WAITING,
         "concurrency": _WAITING,
