@@ -15,7 +15,7 @@ _FAMILY = "areal_renderers.testing.tokenizers:family_tokenizer"
 
 
 def _written(renderer: Renderer) -> tuple[str, int]:
-    """Return two questions, with the first one's answer as a policy gave it: as text, and how many end tokens there are."""
+    """Return two questions, with the first one's answer as a policy gave it: as text, and how many ends it has."""
     from areal_conformance.probes.tokenizers import tiny_tokenizer
 
     tokenizer = tiny_tokenizer("bare")

@@ -27,7 +27,7 @@ from areal_conformance.deadline import Late
 from areal_conformance.machines.scheduler import explore
 from areal_conformance.outcome import HarnessError, expect
 from areal_conformance.probes.processes import Kill, Stop, alive, descendants
-from areal_core.contract.errors import ArealError
+from areal_core.contract.errors import ArealError, StorageError
 from areal_core.contract.scheduler import WorkerState
 
 
@@ -276,6 +276,8 @@ async def late_failure(bench: SchedulerBench) -> None:
             await scheduler.submit(bench.job("gang", num_workers=3))
         except ArealError as error:
             expect(error.why or error.fix, f"the error says neither why nor what to do: {error}")
+            told = f"a log that cannot be written is a StorageError that names it: {error!r}"
+            expect(isinstance(error, StorageError) and logs[-1].name in str(error), told)
             left = bench.children() - before
             await bench.gone(left, "after a submit that failed at its last worker", SOON_S)
             expect(tuple(scheduler.poll("gang")) == (), f"poll tells of {scheduler.poll('gang')}")

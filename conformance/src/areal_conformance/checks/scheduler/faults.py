@@ -124,13 +124,18 @@ async def log_folder(bench: SchedulerBench) -> None:
 
 @check("scheduler.silence.noticed", level=Level.FAULTS, law=9, spec=STATE)
 async def silence_noticed(bench: SchedulerBench) -> None:
-    """A worker that stands still is told as silent within the heartbeat's deadline, and as running when it goes on."""
+    """A worker that stands still is told as silent within the heartbeat's deadline, and as running when it goes on.
+
+    Who waits for an answer of it gets an error then, and does not wait for the call's own end.
+    """
     async with bench.scheduler(heartbeat_timeout_s=0.6) as scheduler:
         left, right = await bench.start(scheduler, bench.job("pair", num_workers=2))
         await ask(left, "print", lines=_LINES, stream="stdout")
         pid = bench.status(scheduler, "pair", 0).pid
+        waiting = bench.doing(ask(left, "wait", timeout_s=600.0, gate="silent"))
         with bench.suffering(Stop(pid or 0)):
             status = await bench.told(scheduler, "pair", 0, WorkerState.SILENT)
+            await bench.raised(ArealError, waiting, "a call of a worker that is silent now", left.id)
             expect((status.pid, status.exit_code) == (pid, None), f"a silent worker is told as {status}")
             expect(_LINES[-1] in status.log_tail, f"the last lines of a silent worker are {status.log_tail}")
             expect((await ask(right, "echo", value=5))["value"] == 5, "its neighbour is of no use")
