@@ -24,6 +24,7 @@ breaks = breaking("endpoint/second", SecondEndpoint, part=("opens", SecondOpen))
 _FORMS = ("chat", "completions", "messages", "responses")
 _DIALOGUES = ("chat", "messages", "responses")
 _THOUGHTS = tuple(f"endpoint.answers.thoughts.{form}" for form in _DIALOGUES)
+_HALVES = tuple(f"endpoint.answers.halves.{form}" for form in _DIALOGUES)
 
 
 def _name(tool: Mapping[str, Any]) -> str:  # Any: JSON
@@ -275,6 +276,9 @@ ROWS = breaks.rows(
     row("ThoughtsEndEarly", "Tells thoughts without their last letter.", *_THOUGHTS,
         read=after(lambda result: attrs.evolve(result, answer=attrs.evolve(result.answer,
             thoughts=result.answer.thoughts[:-1])))),
+    row("HalvesAreNoCalls", "Takes no call that has half of a letter in its arguments.", *_HALVES,
+        read=after(lambda result: attrs.evolve(result, calls=tuple(one for one in result.calls
+            if json.loads(one["function"]["arguments"]).get("a") != "\ud83d")))),
     row("LastOfAnswersInARow", "Asks with the last of two answers that follow each other.",
         "endpoint.tokens.answers_in_a_row", row="token-fidelity",
         prompt_of=lambda original, wanted: original(attrs.evolve(wanted, messages=tuple(one for one, after in

@@ -119,7 +119,8 @@ class SecondEndpoint:
 
     def session_of(self, request: web.Request) -> SecondOpen:
         """Return the session whose key a request carries."""
-        key = request.headers.get("x-api-key") or request.headers.get("authorization", "").removeprefix("Bearer ")
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        key = request.headers.get("x-api-key") or (key if scheme.lower() == "bearer" else "")
         if key not in self.sessions:
             raise Refused("no session has this key", 401)
         return self.sessions[key]

@@ -127,11 +127,11 @@ def responses(made: Sequence[Said], prompt: int, logprobs: bool) -> Json:
     return {**head, **status, "output": output, "usage": used}
 
 
-def messages(made: Sequence[Said], prompt: int, logprobs: bool) -> Json:
-    """Return an answer of `/messages`."""
+def messages(made: Sequence[Said], prompt: int, thoughts: bool) -> Json:
+    """Return an answer of `/messages`, with thoughts for those who asked for them."""
     (one,) = made
     content: list[Json] = []
-    if one.answer.thoughts:
+    if one.answer.thoughts and thoughts:
         content.append({"type": "thinking", "thinking": one.answer.thoughts, "signature": ""})
     if one.answer.content or not one.calls:
         content.append({"type": "text", "text": one.answer.content})

@@ -37,6 +37,7 @@ class Wanted:
     stops: tuple[str, ...] = field(default=(), converter=tuple[str, ...])
     stream: bool = False
     logprobs: bool = False
+    """Whether more than the text is to be told; of `/messages`, thoughts."""
     previous: str = ""
     """The response that it goes on from."""
     instructions: int = 0
@@ -285,6 +286,7 @@ def messages(body: Json) -> Wanted:
         limit=limit,
         stops=_stops(body, "stop_sequences"),
         stream=_flag(body, "stream"),
+        logprobs=isinstance(asked := body.get("thinking"), dict) and asked.get("type") != "disabled",
     )
 
 

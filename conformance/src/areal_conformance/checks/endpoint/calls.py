@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from areal_conformance.benches.endpoint import EndpointBench, answer, answered, grown, said, text_of, trained
-from areal_conformance.benches.endpoint_forms import CHAT, DIALOGUES, Form
+from areal_conformance.benches.endpoint_forms import CHAT, DIALOGUES, MESSAGES, Form
 from areal_conformance.benches.endpoint_streams import Json
 from areal_conformance.check import Level, check, family
 from areal_conformance.outcome import expect
@@ -212,11 +212,11 @@ async def look_alikes(bench: EndpointBench) -> None:
 @family("endpoint.answers.thoughts.{form}", DIALOGUES, level=Level.SINGLE, law=1, spec="endpoint#answers")
 async def apart(bench: EndpointBench, form: Form) -> None:
     """Thoughts of an answer by {form}, streamed or not, are told apart; told back, they are gone on with."""
-    script = [answer(turn, text=f"<think>\n{_THOUGHTS[0]} er\n</think>\n\n{_CALL}") for turn in range(1, 4)]
+    script = [answer(turn, text=f"<think>\n{_THOUGHTS[0]} er\n</think>\n\n{_CALL}") for turn in range(1, 5)]
     async with bench.opened(form, script=lambda turn: script[turn], tokenizer=tiny_tokenizer("thinking")) as opened:
         agent, tools = opened.agent, [_tool(form, "add")]
         agent.history.append(form.asked("what is it?"))
-        for number in range(len(script)):
+        for number in range(3):
             asked = {**form.thinks, "tools": tools, "stream": number % 2 == 1}
             told = answered(form, await agent.ask(**asked), f"an answer with thoughts by {form.name}")
             text, thoughts = form.text(told), form.thoughts(told)
@@ -226,6 +226,23 @@ async def apart(bench: EndpointBench, form: Form) -> None:
             agent.history += [*form.echo(told), form.result(form.calls(told)[0][0], f"{number} ab")]
         grown(opened)
         expect(len(trained(opened)) == 1, "one question with calls between thoughts became several trajectories")
+        if form is MESSAGES:  # whose agents read the first block as the text
+            told = answered(form, await agent.ask(tools=tools, thinking={"type": "disabled"}), "without thoughts")
+            kinds = [block["type"] for block in told["content"]]
+            expect("thinking" not in kinds, f"an agent that wants no thoughts is told blocks of {kinds}")
+
+
+@family("endpoint.answers.halves.{form}", DIALOGUES, level=Level.SINGLE, law=1, spec="endpoint#answers")
+async def halves(bench: EndpointBench, form: Form) -> None:
+    """A call with half of a letter in its arguments, which is no text, is told by {form} like any other."""
+    half = '<tool_call>\n{"name": "add", "arguments": {"a": "\\ud83d"}}\n</tool_call>'
+    for stream in (False, True):
+        async with bench.opened(form, script=lambda turn: answer(turn, text=half)) as opened:
+            opened.agent.history.append(form.asked("what is it?"))
+            told = answered(form, await opened.agent.ask(tools=[_tool(form, "add")], stream=stream), form.name)
+            names = [name for _, name, _ in form.calls(told)]
+            expect(names == ["add"], f"the policy called 'add', told by {form.name} are calls of {names}")
+            trained(opened)
 
 
 @check("endpoint.tokens.thoughts", level=Level.SINGLE, law=1, spec=_TOKENS)

@@ -67,13 +67,15 @@ async def required(bench: EndpointBench) -> None:
 
 @check("endpoint.keys.taken", level=Level.SINGLE, law=11, spec=_KEYS)
 async def taken(bench: EndpointBench) -> None:
-    """A key is taken as a bearer token and as `x-api-key`, whatever the form of asking."""
+    """A key is taken as a bearer token, in letters of any size, and as `x-api-key`, whatever the form of asking."""
     async with bench.opened() as opened:
         url = (await bench.endpoint()).url
         agent = Agent(http=bench.http, url=url, key=opened.agent.key)
         for form in FORMS.values():
             body = form.body(form.question("stone?"))
-            said(form, await agent.post(form.path, body), f"{form.path} with a bearer token")
+            for scheme in ("Bearer", "bearer"):
+                named = await agent.post(form.path, body, authorization=f"{scheme} {agent.key}", x_api_key="")
+                said(form, named, f"{form.path} with a token of the scheme {scheme!r}")
             by_name = await agent.post(form.path, body, authorization="", x_api_key=agent.key)
             said(form, by_name, f"{form.path} with x-api-key")
         trained(opened)

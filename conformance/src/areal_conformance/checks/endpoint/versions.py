@@ -46,8 +46,13 @@ def _spread(turn: int) -> object:
 
 @check("endpoint.versions.logprobs", level=Level.SINGLE, law=1, spec="endpoint#versions")
 async def logprobs(bench: EndpointBench) -> None:
-    """An agent that asks for log-probs is told those of the engine, one for each token."""
-    asking = ((CHAT, {"logprobs": True}), (TEXT, {"logprobs": 1}), (RESPONSES, {"include": [_INCLUDED]}))
+    """An agent that asks for log-probs is told those of the engine, one for each token, also with nothing beside them."""
+    asking: tuple[tuple[Form, Json], ...] = (
+        (CHAT, {"logprobs": True}),
+        (TEXT, {"logprobs": 1}),
+        (TEXT, {"logprobs": 0}),
+        (RESPONSES, {"include": [_INCLUDED]}),
+    )
     for form, more in asking:
         async with bench.opened(form) as opened:
             told = await opened.agent.post(form.path, form.body(form.question("stone?"), **more))
@@ -58,6 +63,9 @@ async def logprobs(bench: EndpointBench) -> None:
             assert made is not None
             seen = _told(form, told.body)
             expect(seen == list(made.logprobs), f"the engine gave {list(made.logprobs)}, the agent is told {seen}")
+            if form is TEXT:
+                tokens = told.body["choices"][0]["logprobs"].get("tokens")
+                expect(len(tokens or ()) == len(seen), f"asked with {more}, {len(seen)} tokens are told as {tokens}")
             if form is TEXT and (inside := told.body["choices"][0]["logprobs"]).get("text_offset"):
                 first = inside["text_offset"][0]  # counted from the answer or from the prompt, both are in use
                 starts = list(accumulate(map(len, inside["tokens"]), initial=first))[:-1]
