@@ -176,7 +176,7 @@ def _try_again(name: str, asked: argparse.Namespace) -> None:
     unjudged = suggestion(key for key in left if key not in found.triage)
     gaps.write_text(unjudged.replace('verdict = ""', 'verdict = "gap"').replace('why = ""', 'why = "not judged yet"'))
     options = re.sub(r"--spend [0-9]+", "", SUBJECTS[name][1])
-    _mutate(name, f"{options} --gaps --triage {os.path.relpath(gaps, ROOT)}", folder / "again")
+    _mutate(name, f"{options} --gaps --triage {os.path.relpath(gaps, ROOT)}", asked.out / f"{name}-again")
     gaps.unlink()
 
 
@@ -210,7 +210,7 @@ def _found(name: str, out: Path) -> Found:
     """Read what became of a part's mutants, and what people say of them now."""
     record = json.loads((out / name / "mutation.json").read_text(encoding="utf-8"))
     again: dict[Key, str] = {}
-    if (path := out / name / "again/mutation.json").exists():
+    if (path := out / f"{name}-again/mutation.json").exists():
         rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
         again = {Key(**row["key"]): row["trial"]["fate"] for row in rows}
     return Found(name, record, again, _triage())

@@ -8,6 +8,7 @@ For a base model that was taught this form; docs/how-to/write-a-renderer.md expl
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,9 @@ class BoundLines:
     def __init__(self, tokenizer: Any) -> None:  # Any: as above
         self._tokenizer = tokenizer
         self.stop_token_ids = frozenset({int(tokenizer.eos_token_id)})
+        added = tokenizer.added_tokens_decoder.values()
+        controls = [re.escape(str(one)) for one in added if one.special or "|" in str(one)]
+        self._controls = re.compile(f"({'|'.join(controls)})")
 
     def render(self, messages: Sequence[Message], *, tools: Sequence[Tool] = (), ask: bool = True) -> list[int]:
         """Return a line for each message, and the beginning of the answer."""
@@ -78,5 +82,8 @@ class BoundLines:
         return self._ids(f"{role}: ") + self._ids(content) + self._ids("\n")
 
     def _ids(self, text: str) -> list[int]:
-        """Return the tokens of a text; one that reads like a control token is ordinary tokens."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+        """Return the tokens of a text; what reads like a control token is cut behind its first letter."""
+        parts: list[str] = []
+        for number, piece in enumerate(self._controls.split(text)):
+            parts += (piece[:1], piece[1:]) if number % 2 else (piece,)
+        return [token for part in parts for token in self._tokenizer.encode(part, add_special_tokens=False)]

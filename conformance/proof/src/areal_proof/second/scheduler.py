@@ -202,6 +202,8 @@ class SecondWorker:
                 )
         except OSError as exc:
             ours.close()
+            if exc.filename == str(self.log):
+                raise StorageError(f"{self.log} cannot be written", why=str(exc), fix="name another log_dir") from exc
             raise ResourceError(f"{self.id} cannot be started", why=str(exc), fix="check the interpreter") from exc
         finally:
             theirs.close()
@@ -312,6 +314,9 @@ class SecondWorker:
             await asyncio.sleep(_LOOK_S)
             self._silent_s = 0.0 if self._heard else self._silent_s + _LOOK_S
             self._heard = False
+            for reply in self.calls.values() if self._silent_s >= self.config.heartbeat_timeout_s else ():
+                if not reply.done():
+                    reply.set_exception(WorkerTimeout(f"{self.id} is silent", why="\n".join(self.tail())))
 
     def send(self, message: tuple[Any, ...]) -> None:  # Any: what the codec takes
         if self._writer is not None and not self.ended:

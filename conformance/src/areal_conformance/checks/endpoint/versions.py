@@ -46,7 +46,7 @@ def _spread(turn: int) -> object:
 
 @check("endpoint.versions.logprobs", level=Level.SINGLE, law=1, spec="endpoint#versions")
 async def logprobs(bench: EndpointBench) -> None:
-    """An agent that asks for log-probs is told those of the engine, one for each token, also with nothing beside them."""
+    """An agent that asks for log-probs is told those of the engine, one for each token, also if alone."""
     asking: tuple[tuple[Form, Json], ...] = (
         (CHAT, {"logprobs": True}),
         (TEXT, {"logprobs": 1}),
