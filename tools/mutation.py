@@ -6,8 +6,9 @@
     python tools/mutation.py --table                      nothing but the table anew, after survivors were judged
     python tools/mutation.py --quick --out DIR            some of the cheap parts; exit code 1 if under 90% of them die
 
-A part that has a report of that seed is not tried again: the same command goes on where it was ended. `--again` asks
-survivors of every check, leaves the report as it was drawn and writes what became of them beside it.
+A part that has a whole report of that seed is not tried again: the same command goes on where it was ended; `--quick`
+tries everything anew. `--again` asks survivors of every check, leaves the report as it was drawn and writes what became
+of them beside it. A part that could not be tried gives exit code 1.
 
 Knows: which parts there are, how many mutants of each, the table.
 Does not know: how mutants are made (`areal conformance mutate`).
@@ -125,16 +126,17 @@ def main() -> int:
     if not names:
         sys.exit(f"mutation.py: --only {' '.join(asked.only)} names none of {', '.join(parts)}")
     asked.out.mkdir(parents=True, exist_ok=True)
+    failed = False
     if not asked.table:
         try_one = _try_again if asked.again else _try
         with ThreadPoolExecutor(asked.jobs) as pool:
-            list(pool.map(lambda name: try_one(name, asked), names))
+            failed = not all(list(pool.map(lambda name: try_one(name, asked), names)))
     found = [_found(name, asked.out) for name in parts if (asked.out / name / "mutation.json").exists()]
     (asked.out / "index.md").write_text(_page(found), encoding="utf-8")
     for one in found:
         print(f"{one.name}: {one.score()}; since: {one.score(since=True)}")
     print(f"all: {_sum(found)}; since: {_sum(found, since=True)}")
-    return int(asked.quick and _sum(found).rate < ENOUGH)
+    return int(failed or (asked.quick and _sum(found).rate < ENOUGH))
 
 
 def _asked() -> argparse.Namespace:
@@ -153,35 +155,41 @@ def _asked() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _try(name: str, asked: argparse.Namespace) -> None:
-    """Try the sample of one part, unless that was done."""
-    folder = asked.out / name
-    if (folder / "mutation.json").exists() and json.loads((folder / "mutation.json").read_text())["seed"] == asked.seed:
-        return
+def _try(name: str, asked: argparse.Namespace) -> bool:
+    """Try the sample of one part, unless that was done; tell whether it could be."""
+    report = asked.out / name / "mutation.json"
+    if asked.quick:
+        report.unlink(missing_ok=True)
+    if report.exists():
+        made = json.loads(report.read_text(encoding="utf-8"))
+        if made["seed"] == asked.seed and not made["interrupted"]:
+            return True
     number, options = QUICK[name] if asked.quick else SUBJECTS[name]
     options += " --skip-excused" if asked.quick else ""
-    _mutate(name, f"{options} --sample {number} --seed {asked.seed}", folder)
+    return _mutate(name, f"{options} --sample {number} --seed {asked.seed}", report.parent)
 
 
-def _try_again(name: str, asked: argparse.Namespace) -> None:
-    """Try again what lived and is no exception."""
-    folder = asked.out / name
-    if not (folder / "mutation.json").exists():
-        return
+def _try_again(name: str, asked: argparse.Namespace) -> bool:
+    """Try again what lived and is no exception; tell whether it could be."""
+    if not (asked.out / name / "mutation.json").exists():
+        return True
     found = _found(name, asked.out)
     left = [key for key in found.living() if found.again.get(key) != "killed"]
     if not left:
-        return
-    gaps = folder / "gaps.toml"
+        return True
+    gaps = ROOT / "build/mutation" / f"{name}.toml"
+    gaps.parent.mkdir(parents=True, exist_ok=True)
     unjudged = suggestion(key for key in left if key not in found.triage)
     gaps.write_text(unjudged.replace('verdict = ""', 'verdict = "gap"').replace('why = ""', 'why = "not judged yet"'))
     options = re.sub(r"--spend [0-9]+", "", SUBJECTS[name][1])
-    _mutate(name, f"{options} --gaps --triage {os.path.relpath(gaps, ROOT)}", asked.out / f"{name}-again")
-    gaps.unlink()
+    return _mutate(name, f"{options} --gaps --triage {os.path.relpath(gaps, ROOT)}", asked.out / f"{name}-again")
 
 
-def _mutate(name: str, options: str, folder: Path) -> None:
-    """Run the command, whose report goes into a folder; what it says goes into build/mutation/NAME.log."""
+def _mutate(name: str, options: str, folder: Path) -> bool:
+    """Run the command, whose report goes into a folder, and tell whether it came to its end.
+
+    What it says goes into build/mutation/NAME.log.
+    """
     log = ROOT / "build/mutation" / f"{name}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     options += f" --report {os.path.relpath(folder, ROOT)}"  # the report has the command, others have other folders
@@ -199,6 +207,7 @@ def _mutate(name: str, options: str, folder: Path) -> None:
     if ended.returncode:
         print(f"{name}: ended with {ended.returncode}, {log}", flush=True)
     (folder / "survivors.toml").unlink(missing_ok=True)  # `mutation.md` has them
+    return ended.returncode == 0
 
 
 def _path() -> str:
@@ -226,9 +235,9 @@ def _page(found: Iterable[Found]) -> str:
     lines = []
     for one in found:
         record = one.record
-        number, options = SUBJECTS[one.name]
+        options = SUBJECTS[one.name][1]
         lines.append(
-            f"| [{one.name}]({one.name}/mutation.md) | `{options} --sample {number} --seed {record['seed']}` "
+            f"| [{one.name}]({one.name}/mutation.md) | `{options} --sample {record['asked']} --seed {record['seed']}` "
             f"| {sum(record['population'].values())} | {len(record['rows'])} | {one.count('killed')} "
             f"| {one.count('survived')} | {one.count('unseen')} | {one.excused()} | {one.score()} "
             f"| {one.score(since=True)} |"
