@@ -35,6 +35,12 @@ JOB = Job(role="rollout", engine_role="infer", backend="probe", num_workers=2, i
 only_root = pytest.mark.skipif(not can_be_nobody(), reason="only root can become another user")
 
 
+def _has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
+
+
 @pytest.fixture
 def root() -> Iterator[Path]:
     """Return a folder with a short path, which pytest's own need not have."""
@@ -81,6 +87,26 @@ def test_workers_listen_on_ports_where_the_user_asks_for_a_network(tmp_path: Pat
     for scheduler in (everywhere, elsewhere, here):
         asyncio.run(scheduler.close())
     assert not Path(folder).exists()
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6")
+def test_workers_listen_on_every_interface_of_ipv6_for_a_host_of_it(tmp_path: Path) -> None:
+    """What listens at every address of IPv4 is not reached at one of IPv6."""
+
+    async def run() -> tuple[str, set[str]]:
+        scheduler = LocalScheduler(LocalConfig(log_dir=str(tmp_path), host="::1", listen_on_all=True))
+        try:
+            (worker,) = await scheduler.submit(attrs.evolve(JOB, role="actor", engine_role="train", num_workers=1))
+            (status,) = scheduler.poll("actor")
+            place = await worker.call("rendezvous", worker.host, False, timeout_s=60.0)
+            return place, {address for address, _ in listening(status.pid)}
+        finally:
+            await scheduler.close()
+
+    place, addresses = asyncio.run(run())
+
+    assert place.startswith("tcp://[::1]:")
+    assert addresses == {"::"}
 
 
 def test_a_folder_whose_owner_is_dead_is_swept_and_one_in_use_is_not(root: Path) -> None:

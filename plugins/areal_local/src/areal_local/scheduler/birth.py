@@ -19,6 +19,13 @@ from areal_local.scheduler.local_worker import C, LocalWorker
 from areal_local.scheduler.process import WorkerProcess
 from areal_worker import schema
 
+EVERYWHERE = ("*", "::")
+
+
+def everywhere(host: str) -> str:
+    """Return the address of every interface: of IPv6, and of IPv4 where the system joins them, for a host of IPv6."""
+    return EVERYWHERE[":" in host]
+
 
 def log_name(job: Job, rank: int) -> str:
     """Return the name of a worker's log. Example: `rollout.1-0.log`."""
@@ -41,7 +48,7 @@ def start_worker(
 
     Args:
         host: the address its handle tells.
-        listen: a folder of Unix sockets, an address, or "*" for every interface.
+        listen: a folder of Unix sockets, an address, or what `everywhere` says.
         controller_key: the public key of the only client it admits.
         command: runs its interpreter.
 
@@ -70,5 +77,5 @@ def start_worker(
         raise ResourceError(
             f"worker {name} cannot be started with {command[-1]}", why=str(exc), fix="check the interpreter's path"
         ) from exc
-    at = host if listen == "*" else listen
+    at = host if listen in EVERYWHERE else listen
     return LocalWorker(job.role, rank, process, keys.public, host, at, client)

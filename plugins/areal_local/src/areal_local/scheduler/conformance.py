@@ -40,6 +40,8 @@ _HELD_S = 3.2
 _LINGERS_S = 0.5
 """For how long an engine closes that is not waited for, or is: by default ten times as long."""
 _STRANGER_MS = 300
+_ELSEWHERE = "192.0.2.1"
+"""No machine has it: RFC 5737 keeps it for texts."""
 _NETWORK = (
     "scheduler.calls.values",
     "scheduler.calls.owned",
@@ -158,6 +160,15 @@ async def _what_poll_raises_of_loading(scheduler: Scheduler) -> dict[str, str]:
     return {"loading": loading, "answering": answering, "saving": _raised(scheduler, "actor")}
 
 
+async def _what_submit_raises(scheduler: Scheduler) -> tuple[str, bool]:
+    """Ask for a worker; return what that raises, and whether it names the address that is not of this machine."""
+    try:
+        await scheduler.submit(_job("rollout", "infer"))
+    except ArealError as error:
+        return type(error).__name__, _ELSEWHERE in str(error)
+    return "", False
+
+
 async def _closes_in_good_order(scheduler: Scheduler) -> bool:
     """Cancel a worker whose engine takes a moment to close; return whether it was waited for."""
     (worker,) = await scheduler.submit(_job("rollout", "infer"))
@@ -254,10 +265,13 @@ LOCAL = Adapter(
             gives="",
             again=False,
         ),
+        "elsewhere": Variant(
+            options={"host": _ELSEWHERE}, shows=_what_submit_raises, gives=("ResourceError", True), again=False
+        ),
         "impatient": Variant(options={"stop_timeout_s": 0.0}, shows=_closes_in_good_order, gives=False, again=False),
     },
     bounds={
-        "host": Bounds(takes=("127.0.0.1", "192.0.2.1", "::1"), refuses=(*_EVERYWHERE, "somewhere", "")),
+        "host": Bounds(takes=("127.0.0.1", _ELSEWHERE, "::1"), refuses=(*_EVERYWHERE, "somewhere", "")),
         "start_timeout_s": Bounds(takes=(1e-3,), refuses=(0.0, -1.0)),
         "heartbeat_timeout_s": Bounds(takes=(1e-3,), refuses=(0.0, -1.0)),
         "progress_timeout_s": Bounds(takes=(0.0,), refuses=(-1e-3,)),
