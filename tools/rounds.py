@@ -2,12 +2,13 @@
 
     python tools/rounds.py --out build/rounds                      20 rounds beside two busy processes per core
     python tools/rounds.py --out DIR --only 'transport-*' --load 0 some of them, and no more load than there is
+    python tools/rounds.py --out DIR --table PAGE.md               nothing but a page of what became of them
 
 A reference is right, so `fail` is a false alarm and `inconclusive` a check that could not tell on this machine. Reports
 lie in OUT/round-NN/NAME, one line about each certification in OUT/rounds.log. A folder that has a report is not made
 again: the same command goes on where it was ended. Exits with 1 if there was a verdict other than success.
 
-Knows: which targets are references, how load is made.
+Knows: which targets are references, how load is made, the page.
 Does not know: checks.
 """
 
@@ -22,8 +23,10 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 REFERENCES = {
     "device-cpu": "--backend cpu --role device",
@@ -40,6 +43,18 @@ REFERENCES = {
     "pair-reference+reference": "--pair reference+reference",
 }
 BURN = "while True: pass"
+PAGE = """# References, again and again
+
+Made with `tools/rounds.py` from the reports of {command}. A reference is right: `fail` would be a false alarm of the
+suite, and `inconclusive` a check that could not tell on this machine.
+[What the rounds are for](../explanation/conformance.md).
+
+| reference | rounds | `success` | checks that ran | seconds, median and slowest |
+|---|---|---|---|---|
+{rows}
+
+The machine: {machine}; the suite: {commits}; first and last report: {days}.
+"""
 
 
 def main() -> int:
@@ -48,6 +63,9 @@ def main() -> int:
     names = [name for name in REFERENCES if any(fnmatch.fnmatch(name, one) for one in asked.only)]
     if not names:
         sys.exit(f"rounds.py: --only {' '.join(asked.only)} names none of {', '.join(REFERENCES)}")
+    if asked.table:
+        asked.table.write_text(_page(asked.out), encoding="utf-8")
+        return 0
     told = []
     with _busy(asked.load):
         for number in range(1, asked.rounds + 1):
@@ -68,6 +86,7 @@ def _asked() -> argparse.Namespace:
     parser.add_argument("--level", type=int, default=3)
     parser.add_argument("--load", type=int, default=2 * (os.cpu_count() or 1), help="processes that do nothing but run")
     parser.add_argument("--only", nargs="+", default=["*"], metavar="GLOB", help=f"of {', '.join(REFERENCES)}")
+    parser.add_argument("--table", type=Path, metavar="PAGE", help="write what became of them, and make none")
     return parser.parse_args()
 
 
@@ -97,15 +116,52 @@ def _certify(name: str, folder: Path, asked: argparse.Namespace) -> list[str]:
     return [] if run.returncode == 0 else [line]
 
 
+def _page(out: Path) -> str:
+    """Return the page of all reports in a folder, and what was found where a verdict is not success."""
+    rows, odd = [], []
+    reports: list[dict[str, Any]] = []
+    for name in REFERENCES:
+        made = {path: json.loads(path.read_text()) for path in sorted(out.glob(f"round-*/{name}/report.json"))}
+        if not made:
+            continue
+        reports += made.values()
+        ran = {sum(check["outcome"] == "pass" for check in one["checks"]) for one in made.values()}
+        seconds = [one["seconds"] for one in made.values()]
+        good = sum(one["verdict"] == "success" for one in made.values())
+        counts = " to ".join(str(count) for count in sorted({min(ran), max(ran)}))
+        rows.append(
+            f"| `{REFERENCES[name]}` | {len(made)} | {good} | {counts} | {median(seconds):.0f}, {max(seconds):.0f} |"
+        )
+        odd += [f"- {path.parent.parent.name}, `{name}`: {told}" for path, told in _odd(made)]
+    days, versions = sorted(one["started"][:16] for one in reports), reports[0]["versions"]
+    return PAGE.format(
+        command=f"`areal conformance run ... --level {reports[0]['subject']['level']}`",
+        rows="\n".join(rows),
+        machine=f"{os.cpu_count()} cores, {versions['platform']}, torch {versions['torch']}",
+        commits=", ".join(sorted({one["git"] for one in reports})),
+        days=f"{days[0]} and {days[-1]}",
+    ) + "".join(f"\n{line}" for line in odd)
+
+
+def _odd(made: Mapping[Path, dict[str, Any]]) -> Iterator[tuple[Path, str]]:
+    for path, report in made.items():
+        if report["verdict"] != "success":
+            yield path, _told(report)
+
+
 def _found(folder: Path, run: subprocess.CompletedProcess[str]) -> str:
     """Return the verdict, and each check that neither passed nor was skipped, in its own words."""
     try:
         report = json.loads((folder / "report.json").read_text())
     except OSError:
         return f"no report, exit code {run.returncode}: {run.stderr[-500:]}"
+    return _told(report)
+
+
+def _told(report: Mapping[str, Any]) -> str:
     odd = [row for row in report["checks"] if row["outcome"] not in ("pass", "skip", "not-run")]
     words = [f"\n  {row['outcome']} {row['id']} {row['seconds']:.1f} s: {row['message']}" for row in odd]
-    return report["verdict"] + "".join(words)
+    return str(report["verdict"]) + "".join(words)
 
 
 if __name__ == "__main__":
