@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 
 
 async def _asked(workflow: RolloutWorkflow) -> list[str]:
-    """Return each request as text, for a policy whose words look like a place of a template."""
-    session, _ = await said_by(workflow, "{answer} 7", "score: 1")
+    """Return each request as text, for a policy whose words look like a place of a template.
+
+    The row has a task, too, which is not the one that was made.
+    """
+    session, _ = await said_by(workflow, "{answer} 7", "score: 1", row={**ROWS[0], "task": "the row's"})
     return [session.tokenizer.decode(one.input_ids) for one in session.asked]
 
 

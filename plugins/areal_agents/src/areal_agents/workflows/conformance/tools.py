@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from areal_agentic.sandbox import SandboxError
 from areal_agents.workflows.conformance.episodes import ROW, ROWS, between, first_asked, heard, said_by, spoken
 from areal_agents.workflows.conformance.renderers import built
 from areal_conformance.adapter import Adapter, Bounds, Variant
-from areal_core.contract.errors import GenerationFailed
+from areal_core.contract.errors import ArealError, GenerationFailed
 from areal_core.contract.optional import ToolCall, ToolParse
 
 if TYPE_CHECKING:
@@ -44,6 +45,11 @@ def lost(word: str) -> str:
 def quits(word: str) -> str:
     """End everything."""
     sys.exit(word)
+
+
+def homeless(word: str) -> str:
+    """Find no place to work in."""
+    raise SandboxError(f"no sandbox for {word}", why="all are taken", fix="none")
 
 
 async def never(word: str) -> str:
@@ -79,6 +85,15 @@ async def _called(workflow: RolloutWorkflow) -> list[Any]:
     """Return what each of these calls is answered with, and the numbers of calls and errors. Any: texts and numbers."""
     session, made = await said_by(workflow, *(f"{name}({given})" for name, given in _CALLS), "lost()")
     return [*between(session), made.metrics["tools/calls"], made.metrics["tools/errors"]]
+
+
+async def _homeless(workflow: RolloutWorkflow) -> str:
+    """Return what an episode fails with whose tool has no place to work in: nothing, if the policy is told instead."""
+    try:
+        await said_by(workflow, 'homeless({"word": "ab"})', "lost()")
+    except ArealError as error:
+        return type(error).__name__
+    return ""
 
 
 async def _reckoned(workflow: RolloutWorkflow) -> list[str]:
@@ -223,6 +238,9 @@ TOOLS = Adapter(
             shows=_called,
             gives=[*_CALLS.values(), len(_CALLS), 5.0],
             again=False,
+        ),
+        "homeless": Variant(
+            options={"tools": [f"{_HERE}:homeless"]}, shows=_homeless, gives="SandboxError", again=False
         ),
         "side_by_side": Variant(
             options={"tools": [f"{_HERE}:patient", f"{_HERE}:hasty"]},
