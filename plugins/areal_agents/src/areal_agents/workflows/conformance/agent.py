@@ -93,6 +93,9 @@ with open(os.environ["AREAL_REWARD"], "w") as file:
     json.dump({{"reward": 0.25, "told": float(os.environ.get("{_NAMED}", 0))}}, file)
 """
 _COMMAND = {"run": "", "command": ["python", "-c", _PROGRAM, "{prompt}"]}
+_STAYS = "import time\ntime.sleep(600)\n"
+_ASKED_BY_THEN_S = 3.0
+"""Long enough for a command to ask: one that has not is ended all the same."""
 
 
 async def _by_command(workflow: RolloutWorkflow) -> tuple[list[str], float, float]:
@@ -185,6 +188,16 @@ AGENT = Adapter(
             gives="EpisodeFailed",
             again=False,  # each episode would take that long, and fail
         ),
+        "command_timeout": Variant(
+            options={
+                **_COMMAND,
+                "command": ["python", "-c", _PROGRAM + _STAYS, "{prompt}"],
+                "agent_timeout_s": _ASKED_BY_THEN_S,
+            },
+            shows=_failed,
+            gives="EpisodeFailed",
+            again=False,
+        ),
         "max_requests": Variant(
             options={"max_requests": 1}, shows=_told, gives=("plain", 1, [1.0], "stone>"), again=False
         ),
@@ -193,6 +206,12 @@ AGENT = Adapter(
             shows=_told,
             gives=("thinking", 2, [0.5, 1.0], "stone>bno-"),
             again=False,  # rewards are not recorded as they were given
+        ),
+        "whole_discount": Variant(
+            options={"turn_discount": 0.5, "keep_thoughts": True, "renderer": "thinking"},
+            shows=_told,
+            gives=("thinking", 2, [1.0], "stone>abno-"),
+            again=False,
         ),
         "keep_thoughts": Variant(
             options={"renderer": "thinking", "keep_thoughts": True},
