@@ -140,8 +140,9 @@ def refused(bench: TrainBench) -> None:
     """What names no tokens is refused before anything is computed, and the next call is answered."""
     batch = naming(bench.batch(), 3)
     there, (first, *_) = batch.tokens[CANDIDATES], batch.tokens["loss_mask"].nonzero()[1].tolist()
-    unfit = {f"a candidate {odd}": there.clone() for odd in (VOCAB_SIZE + 1000, -2)}
-    for odd, column in zip((VOCAB_SIZE + 1000, -2), unfit.values(), strict=True):
+    odd_ids = (VOCAB_SIZE, VOCAB_SIZE + 1000, -2)
+    unfit = {f"a candidate {odd}": there.clone() for odd in odd_ids}
+    for odd, column in zip(odd_ids, unfit.values(), strict=True):
         column[first, 1] = odd
     unfit["a row that is -1 in part"] = there.clone()
     unfit["a row that is -1 in part"][first, 1] = -1
