@@ -198,7 +198,7 @@ class _Show:
         if self._status is not None:
             self._status.update(f"{number}/{total} {made.check}")
         if made.outcome not in ("pass", "skip"):
-            told = made.message.partition("\n")[0]
+            told = " ".join(made.message.split("\n")[:2])  # the law, and what was seen
             self._line(f"{number:>4}/{total} not used: {made.check} is {made.outcome} on the backend as it is: {told}")
         elif self._status is None and number % 50 == 0:
             self._line(f"{number:>4}/{total} checks made")

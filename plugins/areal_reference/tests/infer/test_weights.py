@@ -238,6 +238,29 @@ def test_a_version_that_is_aborted_while_it_arrives_ends_there(serve, model_fold
     assert asyncio.run(run()) == 0
 
 
+def test_who_aborts_a_version_while_the_engine_closes_is_told_that_it_is_closed(serve, model_folder):
+    """Not that the call was cancelled, which nobody did: its task would end as if its owner had given it up."""
+    import threading
+
+    async def run():
+        begun, going_on = threading.Event(), threading.Event()
+        offer = FolderWeights.of(model_folder(seed=5)).offer(1)
+        offer.before_bucket = lambda number: number != 1 or begun.set() or going_on.wait(60)
+        async with serve() as engine:
+            receiving = asyncio.ensure_future(engine.receive_weights(offer, 1))
+            await asyncio.to_thread(begun.wait, 60)
+            abort = asyncio.ensure_future(engine.abort_weights())
+            await asyncio.sleep(0)
+            await engine.close()
+            going_on.set()
+            with pytest.raises(WeightSyncError, match="aborted"):
+                await receiving
+            with pytest.raises(GenerationFailed, match="closed"):
+                await abort
+
+    asyncio.run(run())
+
+
 def test_generation_goes_on_while_weights_arrive(serve, model_folder):
     """The transfer blocks until tokens were generated after it began: it would never end otherwise."""
     import threading

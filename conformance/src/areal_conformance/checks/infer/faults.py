@@ -6,6 +6,7 @@ Does not know: faults of a backend's own (its adapter's), which other checks ask
 
 from __future__ import annotations
 
+import asyncio
 import random
 from functools import partial
 
@@ -34,6 +35,8 @@ from areal_core.contract.errors import ArealError, GenerationFailed, StorageErro
 from areal_core.contract.inference import PauseMode
 from areal_core.weights.tensors import fingerprint
 
+_CLOSES_S = 1.0
+"""An engine may close while a transfer stands still, or wait until it goes on."""
 rule = partial(check, level=Level.FAULTS, law=7, spec="infer#weights")
 
 
@@ -95,18 +98,30 @@ async def receive_cancelled(bench: InferBench) -> None:
 
 @rule("infer.faults.close_while_receiving", law=9, spec="infer#close", requires=("weights.staged",))
 async def close_while_receiving(bench: InferBench) -> None:
-    """`close` during a transfer ends it: close returns, the caller of `receive_weights` gets an error, nobody hangs."""
-    engine = bench.new()
-    await engine.start(bench.spec())
-    async with stalled(bench, engine, bench.weights(), at=2) as (_, receiving):
-        generating = bench.call(engine.generate(bench.ask(5, max_new_tokens=LONG)))
-        await bench.until_generated(engine, 3)
-        closing = bench.call(engine.close())
-        await bench.turns(50)
-    received, generated, closed = await bench.ended([receiving, generating, closing], "close during a transfer")
-    expect(closed is None, f"close must return, raised {closed!r}")
-    expect(isinstance(received, Exception), f"receive_weights of a closed engine must fail, returned {received!r:.200}")
-    expect(isinstance(generated, GenerationFailed), f"generate must get GenerationFailed, got {generated!r:.200}")
+    """`close` during a transfer ends it: close returns, the caller of `receive_weights` gets an error, nobody hangs.
+
+    So it is of a transfer that is being aborted: whoever aborts it gets an answer or an error, and is not cancelled.
+    """
+    for aborted in (False, True):
+        engine = bench.new()
+        await engine.start(bench.spec())
+        aborting = []
+        async with stalled(bench, engine, bench.weights(), at=2) as (_, receiving):
+            generating = bench.call(engine.generate(bench.ask(5, max_new_tokens=LONG)))
+            await bench.until_generated(engine, 3)
+            if aborted:
+                aborting = [bench.call(engine.abort_weights()) for _ in range(2)]
+                await bench.turns(1)
+            closing = bench.call(engine.close())
+            await asyncio.wait([closing], timeout=_CLOSES_S)
+        received, generated, closed = await bench.ended([receiving, generating, closing], "close during a transfer")
+        expect(closed is None, f"close must return, raised {closed!r}")
+        failed = isinstance(received, Exception)
+        expect(failed, f"receive_weights of a closed engine must fail, returned {received!r:.200}")
+        expect(isinstance(generated, GenerationFailed), f"generate must get GenerationFailed, got {generated!r:.200}")
+        for outcome in await bench.ended(aborting, "aborts of a transfer at close"):
+            told = f"an abort that close overtook must return or fail with an error of the core, got {outcome!r:.200}"
+            expect(outcome is None or isinstance(outcome, ArealError), told)
 
 
 @rule("infer.faults.cancel_storm", law=10, spec="infer#generate")

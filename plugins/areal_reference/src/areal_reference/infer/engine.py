@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import torch
 import transformers
@@ -46,6 +47,8 @@ from areal_serving.stopping import StopStrings
 from areal_torch import lora
 from areal_torch.traces import StepTraces
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _ONE_TOKEN = SamplingParams(max_new_tokens=1)
 
 
@@ -86,7 +89,7 @@ class ReferenceInferenceEngine:
             ModelError: no folder, no causal language model, or an architecture this engine cannot serve.
         """
         events = self._events = asyncio.get_running_loop()
-        loaded = await events.run_in_executor(self._background, load_model, spec)
+        loaded = await self._aside(load_model, spec)
         cache = CacheSlab(
             loaded.layers,
             max_rows=spec.max_concurrent,
@@ -118,7 +121,7 @@ class ReferenceInferenceEngine:
             exited=asyncio.Event(),
         )
         self._running = running
-        await events.run_in_executor(self._background, loop.start, lambda: self._from_thread(self._exited, running))
+        await self._aside(loop.start, lambda: self._from_thread(self._exited, running))
         return EngineInfo(
             engine="reference",
             engine_version=f"transformers {transformers.__version__}, torch {torch.__version__}",
@@ -191,7 +194,7 @@ class ReferenceInferenceEngine:
             CoverageError, VersionRegressed, WeightSyncError: what serves is untouched.
         """
         running = self.running
-        return await running.events.run_in_executor(self._background, running.stage.receive, source, version)
+        return await self._aside(running.stage.receive, source, version)
 
     async def commit_weights(self, version: int) -> None:
         """Swap the staged version in between two steps."""
@@ -202,7 +205,7 @@ class ReferenceInferenceEngine:
         """Drop the staged version, also one that is still arriving."""
         running = self.running
         running.stage.cancel()
-        await running.events.run_in_executor(self._background, running.stage.abort)
+        await self._aside(running.stage.abort)
 
     async def sleep(self) -> None:
         """Free weights and cache. Only when paused. Idempotent.
@@ -227,7 +230,7 @@ class ReferenceInferenceEngine:
         """
         running = self.running
         try:
-            adapter = await running.events.run_in_executor(self._background, running.adapters.read, name, path, version)
+            adapter = await self._aside(running.adapters.read, name, path, version)
         except (OSError, SafetensorError) as error:
             raise ModelError(f"the adapter in {str(path)!r} cannot be read", why=str(error)) from None
         await self.between_steps(lambda: running.adapters.serve(adapter))
@@ -286,6 +289,22 @@ class ReferenceInferenceEngine:
         if self._running is None:
             raise _closed() if self.closed else GenerationFailed("the engine was not started", fix="call start first")
         return self._running
+
+    async def _aside(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call it in the background thread.
+
+        Raises:
+            GenerationFailed: the engine was closed before the call began.
+        """
+        if self.closed:
+            raise _closed()
+        work = asyncio.wrap_future(self._background.submit(call, *args, **kwargs))
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if asyncio.current_task().cancelling():  # type: ignore[union-attr]  # a coroutine always runs in a task
+                raise
+            raise _closed() from None
 
     async def between_steps(self, action: Callable[[], None]) -> None:
         """Run an action in the compute thread between two steps and wait for it."""
