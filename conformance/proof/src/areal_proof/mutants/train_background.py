@@ -187,6 +187,9 @@ ROWS = breaks.rows(
     row("FinishNeedsABeginning", "Cannot finish where nothing was begun.", "train.background.order",
         finish_state=before(lambda self: TrainError("no state was begun", why="finish_state was called alone")
             if self.pending is None else None)),
+    row("FallsOverOffloaded", "Falls over tensors of no bytes where a state is begun while they are offloaded.",
+        "train.background.offloaded",
+        begin_state=before(lambda self: RuntimeError("storages of no bytes") if self.opened().spill.out else None)),
     row("CopyingDraws", "Draws a random number for every state it begins.", "train.background.no_effect",
         begin_state=then(lambda: torch.rand(1))),
     row("OnlyTrainedStates", "Begins no state of a role without an optimizer.", "train.background.frozen",

@@ -161,11 +161,11 @@ async def base(bench: InferBench) -> None:
 
 @check("infer.adapters.apart", level=Level.SINGLE, law=1, spec="infer#adapters", requires=ADAPTERS)
 async def apart(bench: InferBench) -> None:
-    """Requests with four adapters, and with none, run side by side on one prompt and get each their own."""
+    """Requests with four adapters, two of one version, and with none run at once, on one prompt: each to its own."""
     async with bench.engine(*ADAPTERS, fresh=True) as engine:
         server: Any = engine
         made: dict[str, _Made | None] = {"": None}
-        versions = {"": await bench.serving(engine), "a": 3, "b": 9, "c": 4, "d": 1}
+        versions = {"": await bench.serving(engine), "a": 3, "b": 9, "c": 4, "d": 3}
         for seed, name in enumerate("abcd"):
             found = made[name] = _make(bench, name, seed=seed)
             await server.load_adapter(name, found.path, versions[name])

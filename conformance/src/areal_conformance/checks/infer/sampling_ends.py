@@ -291,19 +291,18 @@ async def stop_strings_prior(bench: InferBench) -> None:
 
 @rule("infer.sampling.stop_strings_min", requires=("sampling.stop_strings", "sampling.min_tokens"))
 async def stop_strings_min(bench: InferBench) -> None:
-    """A stop string that is complete before min_new_tokens does not end the output, one that comes later does."""
+    """A stop string complete before min_new_tokens does not end the output; one that comes with it or later does."""
     async with bench.engine("sampling.stop_strings", "sampling.min_tokens") as engine:
         for prompt in PATHS:
             path = await path_of(bench, engine, prompt)
             ends = text_ends(bench, path)
             for early, late in ((3, 15), (1, 12), (5, 20)):
                 first, then = (ends[place][len(ends[place - 1]) :] for place in (early, late))
-                least = early + 3
-                places = [n for n in range(least, LENGTH + 1) if ends[n].endswith((first, then))]
-                if not places or places[0] == least:
-                    continue
-                asked = {"stop": (first, then), "min_new_tokens": least}
-                await ask_and_expect(bench, engine, prompt, path[: places[0]], StopReason.STOP, **asked)
+                for least in (early + 3, late):  # `late` is not shorter than itself
+                    places = [n for n in range(least, LENGTH + 1) if ends[n].endswith((first, then))]
+                    asked = {"stop": (first, then), "min_new_tokens": least}
+                    if places:
+                        await ask_and_expect(bench, engine, prompt, path[: places[0]], StopReason.STOP, **asked)
 
 
 def ended_by(path: tuple[int, ...], tokens: Sequence[int]) -> tuple[tuple[int, ...], StopReason]:

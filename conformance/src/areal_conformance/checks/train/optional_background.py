@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,14 @@ from areal_conformance.oracles.starving import starving
 from areal_conformance.oracles.train_compare import same
 from areal_conformance.outcome import expect, raises
 from areal_core.contract.errors import ArealError, StorageError
-from areal_core.contract.optional import SupportsBackgroundState
+from areal_core.contract.optional import SupportsBackgroundState, SupportsOffload
 from areal_core.contract.train import TrainEngine
 
 SPEC = "train#states-in-the-background"
 CLAIM = ("checkpoint.background",)
 EXACT = (*CLAIM, "checkpoint.exact")
 SINCE = (1, 2)
+_OFFLOAD = "memory.offload"
 _PATIENCE_S = 10.0
 _LOOK_S = 0.01
 _GONE, _TAKEN = "has gone", "is a file by now"
@@ -52,6 +54,27 @@ def exact(bench: TrainBench) -> None:
             expect(engine.version == turn, f"version {engine.version} was loaded, begun was a state of {turn}")
             got = end_of(bench, engine, 2 * turn + 1, 2 * turn + 2)
             ends_equal(f"two steps after the state begun after {2 * turn}", got, end)
+
+
+@check("train.background.offloaded", level=Level.SINGLE, law=8, spec=SPEC, requires=(*EXACT, _OFFLOAD), since=SINCE)
+def offloaded(bench: TrainBench) -> None:
+    """A state that is asked for while offloaded is refused with a typed error, or whole; it is never one of nothing."""
+    with bench.engine(*CLAIM, _OFFLOAD, optimizer=SCHEDULED) as engine:
+        steps(bench, engine, 1, 2)
+        for name, save in (("at once", engine.save_state), ("in the background", partial(_whole, engine))):
+            _movable(engine).offload()
+            try:
+                save(bench.folder / name)
+            except ArealError as error:
+                expect(bool(error.why or error.fix), f"saving {name} is refused without a reason: {error.what}")
+                left = (bench.folder / name).exists()
+                expect(not left, f"saving {name} while offloaded was refused, and left a state behind")
+            _movable(engine).onload()
+        wanted = end_of(bench, engine, 3, 4)
+    for state in filter(Path.exists, (bench.folder / name for name in ("at once", "in the background"))):
+        with bench.engine(*CLAIM, optimizer=SCHEDULED, seed=99) as engine:
+            engine.load_state(state)
+            ends_equal(f"the state saved {state.name} while offloaded", end_of(bench, engine, 3, 4), wanted)
 
 
 @check("train.background.company", level=Level.SINGLE, law=4, spec=SPEC, requires=EXACT, since=SINCE)
@@ -311,6 +334,10 @@ def _told_or_whole(engine: TrainEngine, path: Path, way: int | str) -> None:
         expect(not path.exists(), f"a state that failed, {_named(way)}, is at its path")
     else:
         engine.load_state(path)
+
+
+def _movable(engine: TrainEngine) -> SupportsOffload:
+    return engine  # type: ignore[return-value]  # claimed, and `static.claims.protocols` looks
 
 
 def _able(engine: TrainEngine) -> SupportsBackgroundState:
