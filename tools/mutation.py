@@ -7,8 +7,8 @@
     python tools/mutation.py --quick --out DIR            some of the cheap parts; exit code 1 if under 90% of them die
 
 A part that has a whole report of that seed is not tried again: the same command goes on where it was ended; `--quick`
-tries everything anew. `--again` asks survivors of every check, leaves the report as it was drawn and writes what became
-of them beside it. A part that could not be tried gives exit code 1.
+tries everything anew. `--again` asks survivors of every check, leaves the reports that are there and writes what became
+of them beside those. A part that could not be tried gives exit code 1.
 
 Knows: which parts there are, how many mutants of each, the table.
 Does not know: how mutants are made (`areal conformance mutate`).
@@ -182,7 +182,14 @@ def _try_again(name: str, asked: argparse.Namespace) -> bool:
     unjudged = suggestion(key for key in left if key not in found.triage)
     gaps.write_text(unjudged.replace('verdict = ""', 'verdict = "gap"').replace('why = ""', 'why = "not judged yet"'))
     options = re.sub(r"--spend [0-9]+", "", SUBJECTS[name][1])
-    return _mutate(name, f"{options} --gaps --triage {os.path.relpath(gaps, ROOT)}", asked.out / f"{name}-again")
+    times = len(_again(name, asked.out)) + 1
+    folder = asked.out / (f"{name}-again" if times == 1 else f"{name}-again-{times}")
+    return _mutate(name, f"{options} --gaps --triage {os.path.relpath(gaps, ROOT)}", folder)
+
+
+def _again(name: str, out: Path) -> list[Path]:
+    """Return the reports on survivors of a part that were tried again, the latest last."""
+    return sorted(out.glob(f"{name}-again*/mutation.json"), key=lambda path: (len(path.parent.name), path.parent.name))
 
 
 def _mutate(name: str, options: str, folder: Path) -> bool:
@@ -219,9 +226,9 @@ def _found(name: str, out: Path) -> Found:
     """Read what became of a part's mutants, and what people say of them now."""
     record = json.loads((out / name / "mutation.json").read_text(encoding="utf-8"))
     again: dict[Key, str] = {}
-    if (path := out / f"{name}-again/mutation.json").exists():
+    for path in _again(name, out):
         rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-        again = {Key(**row["key"]): row["trial"]["fate"] for row in rows}
+        again |= {Key(**row["key"]): row["trial"]["fate"] for row in rows}
     return Found(name, record, again, _triage())
 
 
