@@ -71,12 +71,13 @@ Made with `make mutation-all`, which is `python tools/mutation.py --seed SEED`: 
 part of this repository that is held to checks. [What that means](../../how-to/mutate.md);
 [earlier draws](../mutation.md). `{NAME}` in the package of a module says of each survivor why it may live, or that it
 is a gap. A mutant that lived is `excused` if nobody could tell it from the source as it is, or if no rule is about it.
-`--spend` bounds what one mutant may take, so a score is a lower bound.
+`--spend` bounds what one mutant may take, so a score is a lower bound; what is tried again is asked of the checks that
+were left out or written since.
 
 """
 COLUMNS = (
     "| part | options | mutants | tried | killed | survived | unseen | excused | as drawn, 95% interval "
-    "| with checks written since |\n|---|---|---|---|---|---|---|---|---|---|\n"
+    "| tried again, with checks of today |\n|---|---|---|---|---|---|---|---|---|---|\n"
 )
 
 

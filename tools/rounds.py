@@ -132,7 +132,13 @@ def _page(out: Path) -> str:
         rows.append(
             f"| `{REFERENCES[name]}` | {len(made)} | {good} | {counts} | {median(seconds):.0f}, {max(seconds):.0f} |"
         )
-        odd += [f"- {path.parent.parent.name}, `{name}`: {told}" for path, told in _odd(made)]
+        odd += [
+            f"- {path.parent.parent.name}, `{name}`: {_told(one)}"
+            for path, one in made.items()
+            if one["verdict"] != "success"
+        ]
+    if not reports:
+        sys.exit(f"rounds.py: {out} has no report, round-NN/NAME/report.json; make rounds first, without --table")
     days, versions = sorted(one["started"][:16] for one in reports), reports[0]["versions"]
     return PAGE.format(
         command=f"`areal conformance run ... --level {reports[0]['subject']['level']}`",
@@ -141,12 +147,6 @@ def _page(out: Path) -> str:
         commits=", ".join(sorted({one["git"] for one in reports})),
         days=f"{days[0]} and {days[-1]}",
     ) + "".join(f"\n{line}" for line in odd)
-
-
-def _odd(made: Mapping[Path, dict[str, Any]]) -> Iterator[tuple[Path, str]]:
-    for path, report in made.items():
-        if report["verdict"] != "success":
-            yield path, _told(report)
 
 
 def _found(folder: Path, run: subprocess.CompletedProcess[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 
 import pytest
 import torch
@@ -216,14 +217,19 @@ def test_aborted_weights_are_dropped_also_while_they_arrive(serve, model_folder)
     assert asyncio.run(run()) == 2
 
 
+def stalling(folder):
+    """Return an offer that stands still before its second bucket, what tells of that, and what lets it go on."""
+    begun, going_on = threading.Event(), threading.Event()
+    offer = FolderWeights.of(folder).offer(1)
+    offer.before_bucket = lambda number: number != 1 or begun.set() or going_on.wait(60)
+    return offer, begun, going_on
+
+
 def test_a_version_that_is_aborted_while_it_arrives_ends_there(serve, model_folder):
     """With the bucket that it is at: abort_weights does not wait for all that a slow trainer still sends."""
-    import threading
 
     async def run():
-        begun, aborting = threading.Event(), threading.Event()
-        offer = FolderWeights.of(model_folder(seed=5)).offer(1)
-        offer.before_bucket = lambda number: number != 1 or begun.set() or aborting.wait(60)
+        offer, begun, aborting = stalling(model_folder(seed=5))
         async with serve() as engine:
             receiving = asyncio.ensure_future(engine.receive_weights(offer, 1))
             await asyncio.to_thread(begun.wait, 60)
@@ -240,12 +246,9 @@ def test_a_version_that_is_aborted_while_it_arrives_ends_there(serve, model_fold
 
 def test_who_aborts_a_version_while_the_engine_closes_is_told_that_it_is_closed(serve, model_folder):
     """Not that the call was cancelled, which nobody did: its task would end as if its owner had given it up."""
-    import threading
 
     async def run():
-        begun, going_on = threading.Event(), threading.Event()
-        offer = FolderWeights.of(model_folder(seed=5)).offer(1)
-        offer.before_bucket = lambda number: number != 1 or begun.set() or going_on.wait(60)
+        offer, begun, going_on = stalling(model_folder(seed=5))
         async with serve() as engine:
             receiving = asyncio.ensure_future(engine.receive_weights(offer, 1))
             await asyncio.to_thread(begun.wait, 60)
@@ -263,7 +266,6 @@ def test_who_aborts_a_version_while_the_engine_closes_is_told_that_it_is_closed(
 
 def test_generation_goes_on_while_weights_arrive(serve, model_folder):
     """The transfer blocks until tokens were generated after it began: it would never end otherwise."""
-    import threading
 
     async def run():
         async with serve(model_folder(max_position=ROOM)) as engine:

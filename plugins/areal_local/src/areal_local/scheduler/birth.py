@@ -20,11 +20,13 @@ from areal_local.scheduler.process import WorkerProcess
 from areal_worker import schema
 
 EVERYWHERE = ("*", "::")
+"""Addresses of all interfaces: of IPv4, and of both where the system joins them."""
 
 
 def everywhere(host: str) -> str:
-    """Return the address of every interface: of IPv6, and of IPv4 where the system joins them, for a host of IPv6."""
-    return EVERYWHERE[":" in host]
+    """Return the address of all interfaces through which this one can be reached."""
+    of_ipv4, of_both = EVERYWHERE
+    return of_both if ":" in host else of_ipv4
 
 
 def log_name(job: Job, rank: int) -> str:
