@@ -19,15 +19,6 @@ from areal_local.scheduler.local_worker import C, LocalWorker
 from areal_local.scheduler.process import WorkerProcess
 from areal_worker import schema
 
-EVERYWHERE = ("*", "::")
-"""Addresses of all interfaces: of IPv4, and of both where the system joins them."""
-
-
-def everywhere(host: str) -> str:
-    """Return the address of all interfaces through which this one can be reached."""
-    of_ipv4, of_both = EVERYWHERE
-    return of_both if ":" in host else of_ipv4
-
 
 def log_name(job: Job, rank: int) -> str:
     """Return the name of a worker's log. Example: `rollout.1-0.log`."""
@@ -50,7 +41,7 @@ def start_worker(
 
     Args:
         host: the address its handle tells.
-        listen: a folder of Unix sockets, an address, or what `everywhere` says.
+        listen: a folder of Unix sockets, an address, or "*" for every interface.
         controller_key: the public key of the only client it admits.
         command: runs its interpreter.
 
@@ -79,5 +70,5 @@ def start_worker(
         raise ResourceError(
             f"worker {name} cannot be started with {command[-1]}", why=str(exc), fix="check the interpreter's path"
         ) from exc
-    at = host if listen in EVERYWHERE else listen
+    at = host if listen == "*" else listen
     return LocalWorker(job.role, rank, process, keys.public, host, at, client)

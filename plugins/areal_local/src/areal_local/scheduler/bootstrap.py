@@ -28,8 +28,8 @@ class Bootstrap:
     host: str
     """Address the worker is reached at; collectives of its engine keep to its interface."""
     listen: str
-    """Where it listens: a folder of Unix sockets on the controller's machine; else `host`, or "*" or "::" where the
-    scheduler was told to listen on every interface."""
+    """Where it listens: a folder of Unix sockets on the controller's machine; else `host`, or "*" where the scheduler
+    was told to listen on every interface."""
     server_public: str
     server_secret: str = field(repr=False)
     client_public: str

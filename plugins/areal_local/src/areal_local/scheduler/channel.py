@@ -65,8 +65,12 @@ class KeyPair:
         return cls(public=public.decode(), secret=secret.decode())
 
 
-def listening(context: zmq.Context[zmq.Socket[bytes]], keys: KeyPair, host: str) -> tuple[zmq.Socket[bytes], int]:
+def listening(
+    context: zmq.Context[zmq.Socket[bytes]], keys: KeyPair, host: str, *, of_ipv6: bool = False
+) -> tuple[zmq.Socket[bytes], int]:
     """Return a ROUTER bound to a free port of this address and of no other, and the port.
+
+    "*" is every address of IPv4, and of both kinds with `of_ipv6`.
 
     The absolute path of a folder is an address, too: a port is then a Unix socket there that has the number for a
     name, and only who may enter the folder can connect. Whoever connects must know the public key and be admitted by
@@ -77,6 +81,7 @@ def listening(context: zmq.Context[zmq.Socket[bytes]], keys: KeyPair, host: str)
     """
     socket = context.socket(zmq.ROUTER)
     _set_limits(socket, host)
+    socket.setsockopt(zmq.IPV6, of_ipv6)
     socket.curve_server = True
     socket.curve_secretkey = keys.secret.encode()
     socket.curve_publickey = keys.public.encode()

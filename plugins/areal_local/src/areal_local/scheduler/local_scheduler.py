@@ -19,7 +19,7 @@ from areal_core.contract.scheduler import Job, Worker, WorkerStatus
 from areal_core.plugins.devices import accelerators
 from areal_core.plugins.registry import default_registry
 from areal_core.worker.rendezvous import is_here
-from areal_local.scheduler.birth import everywhere, log_name, start_worker
+from areal_local.scheduler.birth import log_name, start_worker
 from areal_local.scheduler.capacity import Capacity, Grant, machine_memory
 from areal_local.scheduler.channel import KeyPair
 from areal_local.scheduler.config import LocalConfig
@@ -154,7 +154,7 @@ class LocalScheduler:
             rank,
             RpcClient,
             host=host,
-            listen=self.folder(job, rank) or (everywhere(host) if self.config.listen_on_all else host),
+            listen=self.folder(job, rank) or ("*" if self.config.listen_on_all else host),
             controller_key=self.keys.public,
             command=self.command(job, rank),
             environ=worker_environment(job, own, self.environ),

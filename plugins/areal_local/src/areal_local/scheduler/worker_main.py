@@ -85,8 +85,9 @@ async def _live(bootstrap: Bootstrap) -> None:
     keys = KeyPair(public=bootstrap.server_public, secret=bootstrap.server_secret)
     keeper = doorkeeper(context, bootstrap.client_public)
     try:
-        heartbeat, heartbeat_port = listening(context, keys, bootstrap.listen)
-        socket, rpc_port = listening(context, keys, bootstrap.listen)
+        of_ipv6 = ":" in bootstrap.host
+        heartbeat, heartbeat_port = listening(context, keys, bootstrap.listen, of_ipv6=of_ipv6)
+        socket, rpc_port = listening(context, keys, bootstrap.listen, of_ipv6=of_ipv6)
     except ResourceError as exc:
         _answer(bootstrap, Ready(error=str(exc)))
         raise
