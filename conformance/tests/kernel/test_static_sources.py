@@ -8,6 +8,7 @@ import pytest
 
 from areal_conformance.benches.static import StaticBench
 from areal_conformance.checks.static.manifest import requires_complete
+from areal_conformance.checks.static.source import loopback
 from areal_conformance.outcome import Violation
 from areal_conformance.probes.distributions import manifest_source, write_distribution
 from areal_conformance.target import Locator, locate
@@ -63,3 +64,13 @@ def test_what_a_plugin_imports_from_its_neighbour_counts(
 
     with pytest.raises(Violation, match=r"torch \(engine\.py\)"):
         requires_complete.body(bench)
+
+
+def test_colons_between_words_are_no_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of tests and tables of users have "::" in them; as a value of its own it is where a socket listens."""
+    between = "NAME = 'a::b'.split('::')\nLAST = '::'.join(NAME)\nWHOLE = f'{NAME}::{LAST}'\nIS = '::' in LAST\n"
+    loopback.body(_bench(tmp_path, monkeypatch, "between", between))
+
+    for name, line in {"alone": "HOST = '::'\n", "pieces": "PORT = 1\nPLACE = f'0.0.0.0:{PORT}'\n"}.items():
+        with pytest.raises(Violation, match="addresses of every interface"):
+            loopback.body(_bench(tmp_path, monkeypatch, name, line))

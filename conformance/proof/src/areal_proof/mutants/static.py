@@ -198,6 +198,13 @@ def ListensOnEveryInterface(whole: Target) -> Target:
     return _installed(whole, "listensoneveryinterface", source=_ENGINE + "    host = '0.0.0.0'\n")
 
 
+@mutant("train/reference", killers=("static.source.loopback",))
+def BindsEveryInterface(whole: Target) -> Target:
+    """Makes the address of its server out of pieces, of which the first is that of every interface."""
+    source = _ENGINE + "    def address(self, port):\n        return f'tcp://*:{port}'\n"
+    return _installed(whole, "bindseveryinterface", source=source)
+
+
 @mutant("train/reference", killers=("static.source.no_not_implemented",))
 def PromisesAMethod(whole: Target) -> Target:
     """Has a method only to raise NotImplementedError when it is called."""

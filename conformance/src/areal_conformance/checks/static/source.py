@@ -14,6 +14,7 @@ from areal_conformance.outcome import expect
 
 _UNPICKLE = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve")
 _ANY_HOST = ("0.0.0.0", "::", "tcp://*", "tcp://0.0.0.0")
+_WORDS = {"find", "join", "partition", "removeprefix", "removesuffix", "replace", "rpartition", "rsplit", "split"}
 N = TypeVar("N", ast.Call, ast.Constant, ast.FunctionDef, ast.AsyncFunctionDef, ast.ExceptHandler)
 
 
@@ -34,8 +35,11 @@ def no_remote_code(bench: StaticBench) -> None:
 @check("static.source.loopback", level=Level.STATIC, law=11, spec="index#law-by-law")
 def loopback(bench: StaticBench) -> None:
     """Nothing listens on every interface unless a user asks for it."""
-    texts = [(where, node.value) for where, node in _nodes(bench, ast.Constant) if isinstance(node.value, str)]
-    found = [f"{where}: {text!r}" for where, text in texts if text.strip() in _ANY_HOST]
+    found = []
+    for path, tree in bench.sources():
+        between = _between_words(tree)
+        texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and node not in between]
+        found += [f"{path.name}:{text.lineno}: {text.value!r}" for text in texts if _is_any_host(text.value)]
     expect(not found, f"addresses of every interface in the source: {'; '.join(found)}")
 
 
@@ -88,6 +92,23 @@ def build_cheap(bench: StaticBench) -> None:
     expect(after[0] <= before[0], f"building started {after[0] - before[0]} processes")
     expect(after[1] <= before[1], f"building listens on {after[1] - before[1]} ports")
     expect(not left, f"building left {', '.join(left)} in the working folder")
+
+
+def _between_words(tree: ast.Module) -> set[ast.AST]:
+    """Return what texts are cut at, joined with or looked through for: "::" stands between other names, too."""
+    found: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _WORDS:
+            found |= {node.func.value, *node.args}
+        elif isinstance(node, ast.JoinedStr):
+            found |= set(node.values[1:])
+        elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
+            found.add(node.left)
+    return found
+
+
+def _is_any_host(value: object) -> bool:
+    return isinstance(value, str) and (value.strip() in _ANY_HOST or value.strip().removesuffix(":") in _ANY_HOST)
 
 
 def _nodes(bench: StaticBench, kind: type[N]) -> list[tuple[str, N]]:
