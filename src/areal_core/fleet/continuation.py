@@ -25,14 +25,14 @@ class Continuation:
 
     __slots__ = ("_ids", "_logprobs", "_num_calls", "_num_empty", "_parts", "_request", "_spans")
 
-    def __init__(self, request: GenerationRequest) -> None:
-        """Start with nothing generated."""
+    def __init__(self, request: GenerationRequest, *, num_calls: int = 0) -> None:
+        """Start with nothing generated; `num_calls` is how often it was asked for already."""
         self._request = request
         self._ids: tuple[int, ...] = ()
         self._logprobs: tuple[float, ...] = ()
         self._spans: tuple[VersionSpan, ...] = ()
         self._parts: tuple[Generation, ...] = ()
-        self._num_calls = 0
+        self._num_calls = num_calls
         self._num_empty = 0
 
     def next_request(self) -> GenerationRequest:

@@ -14,13 +14,14 @@ from typing import Any
 from attrs import evolve, frozen
 
 from areal_core.contract.clock import Clock, SystemClock
+from areal_core.contract.data import StopReason
 from areal_core.contract.errors import ArealError, GenerationFailed, WorkerDied
 from areal_core.contract.inference import EngineStatus, Generation, GenerationRequest, PauseMode
 from areal_core.contract.optional import ToolParse
 from areal_core.contract.scheduler import Worker
 from areal_core.fleet.breaker import Breaker
 from areal_core.fleet.continuation import Continuation
-from areal_core.fleet.replica import FAILOVER, Replica, ReplicaStage
+from areal_core.fleet.replica import FAILOVER, Replica, ReplicaStage, checked_generation
 from areal_core.fleet.roster import Roster
 
 Failures = tuple[tuple[Replica, Exception], ...]
@@ -100,17 +101,30 @@ class InferencePool(Roster):
         """
         self.in_flight += 1
         try:
-            whole, failed = Continuation(request), NOBODY
+            whole: Continuation | None = (
+                None  # made when there is something to go on with: many wait for their first part
+            )
+            failed, sent = NOBODY, request
             while True:
                 replica = await self._next(affinity, failed)
+                ticket = replica.begin()
                 try:
-                    part = await replica.generate(whole.next_request(), self._policy.request_timeout_s)
-                except FAILOVER as error:
-                    failed = (*failed, (replica, error))
-                    continue
-                failed = NOBODY
-                if (generation := whole.add(self._counted(part))) is not None:
-                    return generation
+                    answer = await replica.send(sent, self._policy.request_timeout_s)
+                    part = self._counted(checked_generation(answer, replica.id))
+                except BaseException as error:
+                    if (failure := replica.failed(ticket, error)) is None:
+                        raise
+                    failed = (*failed, (replica, failure))
+                    whole = whole or Continuation(request, num_calls=1)
+                else:
+                    replica.answered(ticket)
+                    failed = NOBODY
+                    if whole is None and part.stop_reason is not StopReason.ABORTED:
+                        return part
+                    whole = whole or Continuation(request, num_calls=1)
+                    if (generation := whole.add(part)) is not None:
+                        return generation
+                sent = whole.next_request()
         finally:
             self.in_flight -= 1
 

@@ -7,7 +7,7 @@ Does not know: the other replicas, why a request went here, or why the replica c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
 
 from areal_core.contract.errors import GenerationFailed, WorkerDied, WorkerError, WorkerTimeout
@@ -82,35 +82,45 @@ class Replica:
             self.stage, self.error = ReplicaStage.OUT, error
             self._on_out(self, error)
 
-    async def generate(self, request: GenerationRequest, timeout_s: float) -> Generation:
-        """Make one call and learn from its outcome; a worker that died is out for good."""
-        ticket = self.breaker.begin()
+    def begin(self) -> int:
+        """Count a request in, before it is sent; returns the ticket to give back when it has ended."""
         self.in_flight += 1
         self.idle.clear()
-        try:
-            answer = await self.worker.call("generate", request, timeout_s=timeout_s)
-            generation = checked_generation(answer, self.id)
-        except FAILOVER as error:
-            self.error = error
-            self.breaker.failure(ticket)
-            if isinstance(error, WorkerDied):
-                self.take_out(error)
-            raise
-        except WorkerError as error:
-            self.breaker.cancelled(ticket)
-            if self.healthy:
-                raise
-            raise GenerationFailed(f"{self.id} was ended while it served a request", why=error.what) from error
-        except BaseException:
-            self.breaker.cancelled(ticket)
-            raise
-        finally:
-            self.in_flight -= 1
-            if not self.in_flight:
-                self.idle.set()
-            self._on_end(self)
+        return self.breaker.begin()
+
+    def send(self, request: GenerationRequest, timeout_s: float) -> Awaitable[object]:
+        """Return the worker's answer to come, not looked at."""
+        return self.worker.call("generate", request, timeout_s=timeout_s)
+
+    def answered(self, ticket: int) -> None:
+        """End a request that was served."""
         self.breaker.success(ticket)
-        return generation
+        self._end()
+
+    def failed(self, ticket: int, error: BaseException) -> Exception | None:
+        """End a request that failed, and learn from it: a worker that died is out for good.
+
+        Returns what it failed with if another replica may do better, None if `error` is the caller's to raise.
+        """
+        told = error if isinstance(error, FAILOVER) else None
+        if told is not None:
+            self.error = told
+            self.breaker.failure(ticket)
+            if isinstance(told, WorkerDied):
+                self.take_out(told)
+        else:
+            self.breaker.cancelled(ticket)
+            if isinstance(error, WorkerError) and not self.healthy:
+                told = GenerationFailed(f"{self.id} was ended while it served a request", why=error.what)
+                told.__cause__ = error
+        self._end()
+        return told
+
+    def _end(self) -> None:
+        self.in_flight -= 1
+        if not self.in_flight:
+            self.idle.set()
+        self._on_end(self)
 
     def describe(self) -> str:
         """Return one paragraph for an error message: id, state, last error."""

@@ -101,9 +101,11 @@ class EpisodeRunner:
         """
         started = time.time()
         for attempt in range(self._retries + 1):
-            name = f"{order.task_id}{order.tag}#{order.member}.{attempt}"
             session = self._sessions.open(
-                task_id=order.task_id, name=name, seed_name=order.seed_name, sampling=order.sampling
+                task_id=order.task_id,
+                name=f"{order.task_id}{order.tag}#{order.member}.{attempt}",
+                seed_name=order.seed_name,
+                sampling=order.sampling,
             )
             try:
                 result = await self._workflow.arun_episode(session, order.row)

@@ -59,7 +59,9 @@ async def run_group(runner: EpisodeRunner, task: Task, group_size: int) -> Episo
     ]
     try:
         async with runner.deadline(task.task_id) as deadline, asyncio.TaskGroup() as scope:
-            members = [scope.create_task(runner.run(order, deadline, needed=True)) for order in orders]
+            members = [
+                scope.create_task(runner.run(order, deadline, needed=True), name=order.seed_name) for order in orders
+            ]
     except BaseExceptionGroup as failures:
         first = failures.exceptions[0]
         if isinstance(first, RowRejected):

@@ -69,7 +69,7 @@ class PoolSession:
         self.turns: tuple[tuple[GenerationRequest, Generation], ...] = ()
         """What was asked and generated, in the order of the answers."""
         self.last_reward: RewardResult | None = None
-        self._name = name
+        self._name = name = seed_name if name == seed_name else name  # one text in memory where there would be two
         self._affinity = (name, group_id)
         self._seed_name = seed_name
         self._source = source
@@ -87,28 +87,22 @@ class PoolSession:
         adapter: str = "",
     ) -> Generation:
         """Generate one turn; with no seed, or that of the session's own sampling, its seed is of this turn alone."""
-        turn = self._num_turns
-        self._num_turns += 1
-        chosen = self.sampling if sampling is None else sampling
-        if chosen.seed in (None, self.sampling.seed):
-            base = self._source.seed if chosen.seed is None else chosen.seed
-            chosen = evolve(chosen, seed=derive_seed(base, self._seed_name, turn))
         request = GenerationRequest(
-            request_id=RequestId(f"{self._name}:{turn}"),
+            request_id=RequestId(f"{self._name}:{self._num_turns}"),
             input_ids=tuple(input_ids),
-            sampling=chosen,
+            sampling=self._seeded(self.sampling if sampling is None else sampling),
             structure=structure,
             extras={IMAGES: tuple(images)} if images else _NO_EXTRAS,
             adapter=adapter,
         )
+        self._num_turns += 1
         task = self._begin()
         try:
             generation = await self._source.pool.generate(request, affinity=self._affinity)
         finally:
             self._end(task)
-        if adapter:  # no version of the policy made it
-            spans = [evolve(span, version=NO_VERSION) for span in generation.version_spans]
-            generation = evolve(generation, version_spans=spans)
+        if adapter:
+            generation = _of_no_version(generation)
         self.num_generated += len(generation.output_ids)
         self.turns += ((request, generation),)
         return generation
@@ -149,6 +143,13 @@ class PoolSession:
         if waiting:
             await asyncio.gather(*waiting, return_exceptions=True)
 
+    def _seeded(self, sampling: SamplingParams) -> SamplingParams:
+        """Return how the next turn is drawn: with no seed, or the session's own, with one of this turn alone."""
+        if sampling.seed not in (None, self.sampling.seed):
+            return sampling
+        base = self._source.seed if sampling.seed is None else sampling.seed
+        return evolve(sampling, seed=derive_seed(base, self._seed_name, self._num_turns))
+
     def _begin(self) -> asyncio.Task[object]:
         """Remember the current task while it waits for the fleet; returns it, for `_end`."""
         if self._closed:
@@ -160,6 +161,12 @@ class PoolSession:
 
     def _end(self, task: asyncio.Task[object]) -> None:
         self._waiting = tuple(other for other in self._waiting if other is not task)
+
+
+def _of_no_version(generation: Generation) -> Generation:
+    """Return what an adapter generated: no version of the policy did."""
+    spans = [evolve(span, version=NO_VERSION) for span in generation.version_spans]
+    return evolve(generation, version_spans=spans)
 
 
 class PoolSessions:

@@ -6,7 +6,7 @@ Does not know: how it is caught.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from attrs import evolve
@@ -16,7 +16,7 @@ from areal_core.fleet.pool import Failures, InferencePool
 from areal_core.fleet.replica import Replica
 from areal_core.rollout.session import PoolSession, PoolSessions
 
-from .part import broken
+from .part import Wrapped, broken
 
 
 @broken("pool", "loop.pool.in_parts", row="token-fidelity")
@@ -37,15 +37,15 @@ class GoesOnWhenItIsWhole(InferencePool):
         return await super().generate(evolve(request, sampling=more), affinity=affinity)
 
 
-class _Forgetful:
+class _Forgetful(Wrapped):
     """A replica that is told less of a request that goes on."""
 
     def __init__(self, whole: Replica, **less: Any) -> None:
-        self._whole, self._less = whole, less
+        super().__init__(whole)
+        self._less = less
 
-    async def generate(self, request: GenerationRequest, timeout_s: float) -> Generation:
-        told = evolve(request, **self._less) if request.num_prior else request
-        return await self._whole.generate(told, timeout_s)
+    def send(self, request: GenerationRequest, timeout_s: float) -> Awaitable[object]:
+        return self._whole.send(evolve(request, **self._less) if request.num_prior else request, timeout_s)
 
 
 @broken("pool", "loop.pool.goes_on")

@@ -20,7 +20,7 @@ from areal_core.rollout.groups import EpisodeGroup
 from areal_core.rollout.session import PoolSession, PoolSessions
 from areal_core.rollout.tasks import Task
 
-from .part import broken
+from .part import asked, broken
 
 
 class _ZeroReward(EpisodeRunner):
@@ -157,7 +157,7 @@ class NoSecondReplica(InferencePool):
 
     async def generate(self, request: GenerationRequest, *, affinity: Sequence[str] = ()) -> Generation:
         home = self.replicas[hash_of(request) % len(self.replicas)]
-        return await home.generate(request, self._policy.request_timeout_s)
+        return await asked(home, request, self._policy.request_timeout_s)
 
 
 def hash_of(request: GenerationRequest) -> int:
@@ -217,9 +217,9 @@ class StartsOverWhenInterrupted(InferencePool):
     async def _part_of(self, request: GenerationRequest, affinity: Sequence[str]) -> Generation:
         del affinity
         try:
-            return await self.replicas[0].generate(request, self._policy.request_timeout_s)
+            return await asked(self.replicas[0], request, self._policy.request_timeout_s)
         except GenerationFailed:
-            return await self.replicas[-1].generate(request, self._policy.request_timeout_s)
+            return await asked(self.replicas[-1], request, self._policy.request_timeout_s)
 
 
 @broken("pool", "loop.pool.turns_elsewhere")

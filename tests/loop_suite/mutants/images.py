@@ -6,19 +6,19 @@ Does not know: how it is caught.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import attrs
 
 from areal_core.contract.data import Episode
-from areal_core.contract.inference import Generation, GenerationRequest
+from areal_core.contract.inference import GenerationRequest
 from areal_core.fleet.pool import Failures, InferencePool
 from areal_core.fleet.replica import Replica
 from areal_core.rollout.episodes import EpisodeOrder, EpisodeRunner
 from areal_core.rollout.executor import RolloutExecutor
 
-from .part import broken
+from .part import Wrapped, broken
 
 
 @broken("pool", "loop.images.again", row="token-fidelity")
@@ -30,15 +30,11 @@ class GoesOnBlind(InferencePool):
         return _Blind(await super()._next(affinity, whole))  # type: ignore[return-value]
 
 
-class _Blind:
+class _Blind(Wrapped):
     """A replica that is shown no image of a request that goes on."""
 
-    def __init__(self, whole: Replica) -> None:
-        self._whole = whole
-
-    async def generate(self, request: GenerationRequest, timeout_s: float) -> Generation:
-        seen = attrs.evolve(request, extras={}) if request.num_prior else request
-        return await self._whole.generate(seen, timeout_s)
+    def send(self, request: GenerationRequest, timeout_s: float) -> Awaitable[object]:
+        return self._whole.send(attrs.evolve(request, extras={}) if request.num_prior else request, timeout_s)
 
 
 @broken("executor", "loop.images.prepared")

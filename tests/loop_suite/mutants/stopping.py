@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import attrs
@@ -17,7 +17,7 @@ from areal_core.rollout.groups import EpisodeGroup
 from areal_core.rollout.session import PoolSession, PoolSessions
 from areal_core.rollout.tasks import Task
 
-from .part import broken
+from .part import Wrapped, broken
 
 
 @broken("executor", "loop.close.waits", "loop.close.after_failure")
@@ -138,16 +138,16 @@ class SecondReplicaIsShielded(InferencePool):
         return _Shielded(replica)  # type: ignore[return-value]
 
 
-class _Shielded:
+class _Shielded(Wrapped):
     """A replica whose requests cannot be cancelled."""
 
     def __init__(self, whole: Replica, only_continued: bool = False) -> None:
-        self._whole, self._only_continued = whole, only_continued
+        super().__init__(whole)
+        self._only_continued = only_continued
 
-    async def generate(self, request: GenerationRequest, timeout_s: float) -> Generation:
-        if self._only_continued and not request.num_prior:
-            return await self._whole.generate(request, timeout_s)
-        return await asyncio.shield(asyncio.ensure_future(self._whole.generate(request, timeout_s)))
+    def send(self, request: GenerationRequest, timeout_s: float) -> Awaitable[object]:
+        sent = self._whole.send(request, timeout_s)
+        return sent if self._only_continued and not request.num_prior else asyncio.shield(asyncio.ensure_future(sent))
 
 
 class _OneSeed(PoolSession):
