@@ -23,6 +23,7 @@ from areal_conformance.run.record import (
     SCHEMA,
     Answer,
     Declared,
+    Family,
     Record,
     Row,
     Subject,
@@ -46,6 +47,8 @@ def record(row: Callable[..., Row]) -> Record:
         contract={"train": "1.1", "workflow": "1.0"},
         subject=Subject(role="workflow", name="toy", device="cpu", ranks=2, level=4, origin="toy 1.0"),
         claims=(Answer(key="pause.keep", support="full", counts=True, why="<why>"),),
+        families=(Family(name="qwen3", drawn=5),),
+        traits=("rope.yarn", "biases"),
         tolerances=(Widened(check="workflow.a.one", atol=1e-3, rtol=0.0, why="bfloat16"),),
         ledger=(Declared(check="c", kind="bug", match="m", reason="r", issue="i", expires="2030-01-01"),),
         checks=tuple(rows),
@@ -105,7 +108,7 @@ def test_the_schema_is_pinned(record: Record) -> None:
     assert {
         "schema", "suite", "core", "contract", "subject", "verdict", "line", "standings", "left_out", "claims",
         "tolerances", "ledger", "checks", "notes", "laws", "versions", "git", "seed", "started", "seconds", "command",
-        "sources", "bounds",
+        "sources", "bounds", "families", "traits",
     } == set(data)  # fmt: skip
     assert {
         "id", "title", "law", "spec", "level", "tier", "claims", "provisional", "outcome", "message", "seconds",
@@ -168,6 +171,15 @@ def test_markdown_holds_every_check_and_the_footer(record: Record) -> None:
     assert "areal conformance run --backend toy" in shown
     assert all(line.count("|") >= 3 for line in shown.splitlines() if line.startswith("|"))
     assert shown.count("```") % 2 == 0
+
+
+def test_models_and_traits_are_named(record: Record) -> None:
+    """What a certificate is about: families, how many of each were drawn, and what else of a config.json was."""
+    shown = markdown(record)
+
+    assert "| `qwen3` | 5 |" in shown
+    assert "| traits of models | rope.yarn, biases |" in shown
+    assert "qwen3" in page(record)
 
 
 def test_a_device_that_was_not_there_is_told_before_anything_else(record: Record, tmp_path: Path) -> None:

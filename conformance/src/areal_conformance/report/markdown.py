@@ -38,7 +38,7 @@ def markdown(record: Record) -> str:
         *_tables(record, "Figures", "Profiles"),
         *_attention(record),
         *_checks(record),
-        *_tables(record, "Claims", "Tolerances of the adapter", "Ledger"),
+        *_tables(record, "Claims", "Models", "Tolerances of the adapter", "Ledger"),
         "## Versions",
         _table(("distribution", "version"), list(record.versions.items())),
         f"*{FOOTER}*",

@@ -67,6 +67,7 @@ def facts(record: Record) -> dict[str, str]:
         **{f"files of {one.name}": _made_of(one) for one in record.sources},
         "started": record.started,
         "took": f"{record.seconds:.1f} s",
+        "traits of models": ", ".join(record.traits),
         "seed": str(record.seed),
         "patience": f"{subject.patience:g}" if subject.patience != 1.0 else "",
         "user files": ", ".join(subject.imports),
@@ -91,6 +92,10 @@ def tables(record: Record) -> dict[str, tuple[tuple[str, ...], list[tuple[str, .
         "Claims": (
             ("ability", "counts here", "claimed", "why"),
             [(one.key, "yes" if one.counts else "no", one.support, said) for one, said in why],
+        ),
+        "Models": (
+            ("family", "drawn for a check of the zoo"),
+            [(one.name, str(one.drawn)) for one in record.families],
         ),
         "Tolerances of the adapter": (
             ("check", "atol", "rtol", "why"),

@@ -1,4 +1,4 @@
-"""What a report says about where it was made: versions, commit, claims.
+"""What a report says about where it was made: versions, commit, claims, models.
 
 Knows: how to read them without importing an engine.
 Does not know: reports, or what a plugin is made of (`provenance`).
@@ -15,8 +15,10 @@ from packaging.requirements import Requirement
 
 from areal_conformance.laws import LAWS
 from areal_conformance.run.provenance import commit, sources_of
-from areal_conformance.run.record import Answer
+from areal_conformance.run.record import Answer, Family
 from areal_conformance.target import Target
+from areal_conformance.zoo.architectures import ARCHITECTURES
+from areal_conformance.zoo.sample import claimed, claims
 from areal_core.contract.version import CONTRACT
 
 ALWAYS = ("torch", "transformers", "areal-core", "areal-conformance")
@@ -66,6 +68,14 @@ def claims_of(target: Target) -> tuple[Answer, ...]:
                 )
             )
     return tuple(answers)
+
+
+def families_of(target: Target) -> tuple[Family, ...]:
+    """Return what an engine's adapter says of models, in the order of the zoo; of other roles nothing."""
+    if target.role not in ("train", "infer"):
+        return ()
+    named = [family for family in ARCHITECTURES if claims(target.adapter, family)]
+    return tuple(Family(name=family, drawn=sum(1 for _ in claimed(target, family))) for family in named)
 
 
 def _version(distribution: str) -> str:

@@ -22,7 +22,7 @@ from areal_conformance.check import Check, Level
 from areal_conformance.run.asked import LEVEL, Asked
 from areal_conformance.run.bounds import bounded, bounds_asked, bounds_told, figures_of
 from areal_conformance.run.chosen import chosen, failed_in
-from areal_conformance.run.facts import claims_of, facts_of
+from areal_conformance.run.facts import claims_of, facts_of, families_of
 from areal_conformance.run.ledger import Ledger, read_ledger
 from areal_conformance.run.profile import make_profile, version_of
 from areal_conformance.run.record import Declared, Record, Row, Subject, Widened
@@ -89,6 +89,8 @@ def make_plan(asked: Asked, suite: Suite, *, now: datetime, command: str) -> Pla
         ),
         left_out=profile.left_out,
         claims=claims_of(target),
+        families=(families := families_of(target)),
+        traits=target.adapter.traits if families else (),
         tolerances=tuple(
             Widened(check=key, atol=found.atol, rtol=found.rtol, why=found.why)
             for key, found in sorted(target.adapter.tolerances.items())

@@ -112,6 +112,15 @@ class Answer:
 
 
 @frozen(kw_only=True)
+class Family:
+    """Models that the adapter says the engine takes, and how many of them a check of the zoo draws."""
+
+    name: str
+    """As `model_type` of its config.json."""
+    drawn: int
+
+
+@frozen(kw_only=True)
 class Widened:
     """A tolerance of the adapter."""
 
@@ -171,6 +180,10 @@ class Record:
     left_out: dict[str, int] = Factory(dict)
     """Why -> checks of the role that are not in the profile: more ranks or a higher level than asked."""
     claims: tuple[Answer, ...] = ()
+    families: tuple[Family, ...] = ()
+    """Of an engine; what it does not name is refused when it starts, or computed right."""
+    traits: tuple[str, ...] = ()
+    """What not every backend can do with such a family, and this one can: `rope.yarn`, `window`, ..."""
     tolerances: tuple[Widened, ...] = ()
     ledger: tuple[Declared, ...] = ()
     bounds: tuple[Bound, ...] = ()

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from areal_core.contract.batch import Batch
-from areal_core.contract.errors import CapabilityError, LayoutError, ModelError
+from areal_core.contract.errors import CapabilityError, ConfigError, LayoutError, ModelError
 from areal_core.contract.train import EngineInfo, Head, Output, RankContext, TrainReport, TrainSpec
 from areal_proof.mutants import mutant
 from areal_proof.mutants.rows import Original, after, before, breaking, catches, given, gives, row
@@ -100,6 +100,8 @@ ROWS = breaks.rows(
         "train.start.unknown_dtype",
         start=lambda original, spec, rank: original(spec if spec.dtype in ("float32", "bfloat16")
             else attrs.evolve(spec, dtype="float32"), rank)),
+    row("DtypeIsASetting", "Calls a dtype it does not train in a fault of the configuration.",
+        "train.start.unknown_dtype", start=catches(CapabilityError, lambda: ConfigError("bad dtype", fix="another"))),
     row("NothingBeforeStart", "Returns the batch as it is when it was not started.", "train.calls.before_start",
         _started=False, start=before(lambda self: setattr(self, "_started", True)),
         forward=lambda original, self, batch, outputs: original(batch, outputs) if self._started else batch),

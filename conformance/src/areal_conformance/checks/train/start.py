@@ -19,7 +19,7 @@ from areal_conformance.check import Level, check
 from areal_conformance.oracles.spoil import Bomb, write_pickle
 from areal_conformance.oracles.train import Oracle
 from areal_conformance.outcome import expect, raises
-from areal_core.contract.errors import ArealError, LayoutError, ModelError
+from areal_core.contract.errors import ArealError, CapabilityError, LayoutError, ModelError
 from areal_core.contract.train import Output
 
 SPEC = "train#areal_core.contract.train.TrainEngine.start"
@@ -146,9 +146,9 @@ def float16(bench: TrainBench) -> None:
 
 @check("train.start.unknown_dtype", level=Level.SINGLE, law=8, spec=SPEC)
 def unknown_dtype(bench: TrainBench) -> None:
-    """A dtype nobody knows is an error of ours."""
+    """A dtype the engine does not train in, or nobody knows, is a CapabilityError."""
     for name in ("int8", "floaty32", ""):
-        refused(bench, ArealError, f"dtype {name!r}", dtype=name)
+        refused(bench, CapabilityError, f"dtype {name!r}", dtype=name)
 
 
 @check("train.start.no_pickle", level=Level.SINGLE, law=11, spec=SPEC)
