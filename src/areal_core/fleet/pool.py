@@ -14,7 +14,6 @@ from typing import Any
 from attrs import evolve, frozen
 
 from areal_core.contract.clock import Clock, SystemClock
-from areal_core.contract.data import StopReason
 from areal_core.contract.errors import ArealError, GenerationFailed, WorkerDied
 from areal_core.contract.inference import EngineStatus, Generation, GenerationRequest, PauseMode
 from areal_core.contract.optional import ToolParse
@@ -101,9 +100,7 @@ class InferencePool(Roster):
         """
         self.in_flight += 1
         try:
-            whole: Continuation | None = (
-                None  # made when there is something to go on with: many wait for their first part
-            )
+            whole: Continuation | None = None  # made when the first part is there: many wait for theirs
             failed, sent = NOBODY, request
             while True:
                 replica = await self._next(affinity, failed)
@@ -112,18 +109,15 @@ class InferencePool(Roster):
                     answer = await replica.send(sent, self._policy.request_timeout_s)
                     part = self._counted(checked_generation(answer, replica.id))
                 except BaseException as error:
-                    if (failure := replica.failed(ticket, error)) is None:
+                    if (failure := replica.ended(ticket, error)) is None:
                         raise
-                    failed = (*failed, (replica, failure))
-                    whole = whole or Continuation(request, num_calls=1)
+                    failed, part = (*failed, (replica, failure)), None
                 else:
-                    replica.answered(ticket)
+                    replica.ended(ticket)
                     failed = NOBODY
-                    if whole is None and part.stop_reason is not StopReason.ABORTED:
-                        return part
-                    whole = whole or Continuation(request, num_calls=1)
-                    if (generation := whole.add(part)) is not None:
-                        return generation
+                whole = whole or Continuation(request, num_calls=1)
+                if part is not None and (generation := whole.add(part)) is not None:
+                    return generation
                 sent = whole.next_request()
         finally:
             self.in_flight -= 1

@@ -92,15 +92,10 @@ class Replica:
         """Return the worker's answer to come, not looked at."""
         return self.worker.call("generate", request, timeout_s=timeout_s)
 
-    def answered(self, ticket: int) -> None:
-        """End a request that was served."""
-        self.breaker.success(ticket)
-        self._end()
+    def ended(self, ticket: int, error: BaseException | None = None) -> Exception | None:
+        """End a request, served or with an error, and learn from it: a worker that died is out for good.
 
-    def failed(self, ticket: int, error: BaseException) -> Exception | None:
-        """End a request that failed, and learn from it: a worker that died is out for good.
-
-        Returns what it failed with if another replica may do better, None if `error` is the caller's to raise.
+        Returns the error if another replica may do better, None if there is none or it is the caller's to raise.
         """
         told = error if isinstance(error, FAILOVER) else None
         if told is not None:
@@ -108,19 +103,18 @@ class Replica:
             self.breaker.failure(ticket)
             if isinstance(told, WorkerDied):
                 self.take_out(told)
+        elif error is None:
+            self.breaker.success(ticket)
         else:
             self.breaker.cancelled(ticket)
             if isinstance(error, WorkerError) and not self.healthy:
                 told = GenerationFailed(f"{self.id} was ended while it served a request", why=error.what)
                 told.__cause__ = error
-        self._end()
-        return told
-
-    def _end(self) -> None:
         self.in_flight -= 1
         if not self.in_flight:
             self.idle.set()
         self._on_end(self)
+        return told
 
     def describe(self) -> str:
         """Return one paragraph for an error message: id, state, last error."""

@@ -50,18 +50,11 @@ class PoolSession:
     )
 
     def __init__(
-        self,
-        *,
-        task_id: TaskId,
-        group_id: GroupId,
-        name: str,
-        seed_name: str,
-        sampling: SamplingParams,
-        source: PoolSessions,
+        self, *, task_id: TaskId, name: str, seed_name: str, sampling: SamplingParams, source: PoolSessions
     ) -> None:
         """Made by `PoolSessions.open`. `name` is unique among live sessions, `seed_name` decides the seeds."""
         self.task_id = task_id
-        self.group_id = group_id
+        self.group_id = GroupId(task_id)
         self.sampling = sampling
         self.tokenizer = source.tokenizer
         self.image_token_id = source.image_token_id
@@ -70,7 +63,7 @@ class PoolSession:
         """What was asked and generated, in the order of the answers."""
         self.last_reward: RewardResult | None = None
         self._name = name = seed_name if name == seed_name else name  # one text in memory where there would be two
-        self._affinity = (name, group_id)
+        self._affinity = (name, self.group_id)
         self._seed_name = seed_name
         self._source = source
         self._num_turns = 0
@@ -101,8 +94,9 @@ class PoolSession:
             generation = await self._source.pool.generate(request, affinity=self._affinity)
         finally:
             self._end(task)
-        if adapter:
-            generation = _of_no_version(generation)
+        if adapter:  # no version of the policy made it
+            spans = (evolve(span, version=NO_VERSION) for span in generation.version_spans)
+            generation = evolve(generation, version_spans=tuple(spans))
         self.num_generated += len(generation.output_ids)
         self.turns += ((request, generation),)
         return generation
@@ -163,12 +157,6 @@ class PoolSession:
         self._waiting = tuple(other for other in self._waiting if other is not task)
 
 
-def _of_no_version(generation: Generation) -> Generation:
-    """Return what an adapter generated: no version of the policy did."""
-    spans = [evolve(span, version=NO_VERSION) for span in generation.version_spans]
-    return evolve(generation, version_spans=spans)
-
-
 class PoolSessions:
     """Opens the sessions of a run. Held by the executor."""
 
@@ -194,11 +182,5 @@ class PoolSessions:
         self, *, task_id: TaskId, name: str, seed_name: str, sampling: SamplingParams | None = None
     ) -> PoolSession:
         """Open the session of one episode; the group is the task."""
-        return PoolSession(
-            task_id=task_id,
-            group_id=GroupId(task_id),
-            name=name,
-            seed_name=seed_name,
-            sampling=self.sampling if sampling is None else sampling,
-            source=self,
-        )
+        chosen = self.sampling if sampling is None else sampling
+        return PoolSession(task_id=task_id, name=name, seed_name=seed_name, sampling=chosen, source=self)

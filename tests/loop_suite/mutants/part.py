@@ -34,8 +34,8 @@ async def asked(replica: Replica, request: GenerationRequest, timeout_s: float) 
     try:
         answer = checked_generation(await replica.send(request, timeout_s), replica.id)
     except BaseException as error:
-        raise replica.failed(ticket, error) or error from error.__cause__
-    replica.answered(ticket)
+        raise replica.ended(ticket, error) or error from error.__cause__
+    replica.ended(ticket)
     return answer
 
 
