@@ -77,7 +77,7 @@ class InferBench(Bench):
         super().__init__(target)
         self._models: dict[str, Path] = {}
         self._weights: dict[Path, FolderWeights] = {}
-        self._oracles: dict[Path, Oracle] = {}
+        self._oracles: dict[tuple[Path, torch.dtype], Oracle] = {}
         self._tokenizers: dict[Path, Tokenizer] = {}
         self._kept: list[_Kept] = []
         self._open: list[InferenceEngine] = []
@@ -109,13 +109,13 @@ class InferBench(Bench):
             self._weights[folder] = FolderWeights.of(folder, getattr(torch, self.dtype))
         return self._weights[folder]
 
-    def oracle(self, model: Path | None = None) -> Oracle:
-        """Return the float32 truth of a model folder; it takes other weights of the same shape too."""
-        folder = model or self.model()
-        if folder not in self._oracles:
+    def oracle(self, model: Path | None = None, dtype: torch.dtype = torch.float32) -> Oracle:
+        """Return the truth of a model folder, in float32 or float64; it takes other weights of the same shape too."""
+        key = model or self.model(), dtype
+        if key not in self._oracles:
             quiet()
-            self._oracles[folder] = Oracle(folder)
-        return self._oracles[folder]
+            self._oracles[key] = Oracle(*key)
+        return self._oracles[key]
 
     def tokenizer(self, model: Path | None = None) -> Tokenizer:
         """Return the tokenizer of a model folder."""

@@ -1,4 +1,4 @@
-"""The truth an inference engine is compared with: transformers' own forward, float32, eager attention, no batch.
+"""The truth an inference engine is compared with: transformers' own forward, eager attention and experts, no batch.
 
 Knows: one sequence at a time, under the folder's weights or any others of the same shapes.
 Does not know: engines, versions, or tolerances.
@@ -28,13 +28,15 @@ class Segment:
 
 
 class Oracle:
-    """A model folder, loaded once."""
+    """A model folder, loaded once, computed in float32 or float64."""
 
-    def __init__(self, folder: Path) -> None:
-        self._model: Any = model_of(folder, torch.float32, attn_implementation="eager").eval()  # Any: transformers
+    def __init__(self, folder: Path, dtype: torch.dtype = torch.float32) -> None:
+        opened = model_of(folder, dtype, attn_implementation="eager", experts_implementation="eager")
+        self._model: Any = opened.eval()  # Any: transformers
+        self._dtype = dtype
 
     def logits(self, ids: Sequence[int], weights: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Return float32 logits [L, V] of a sequence."""
+        """Return logits [L, V] of a sequence, in the oracle's dtype."""
         return self._forward(ids, weights, None)
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
@@ -78,9 +80,9 @@ class Oracle:
         if weights is None:
             logits: Tensor = self._model(batch, **arguments).logits
         else:
-            given = {name: tensor.float() for name, tensor in weights.items()}
+            given = {name: tensor.to(self._dtype) for name, tensor in weights.items()}
             logits = torch.func.functional_call(self._model, given, (batch,), arguments).logits
-        return logits[0].float()
+        return logits[0].to(self._dtype)
 
 
 def _chosen(logits: Tensor, output: Sequence[int]) -> Tensor:

@@ -53,6 +53,19 @@ def _any_places() -> Iterator[None]:
         yield
 
 
+def _exact_gelu(config: Any) -> None:
+    """Read every approximation of gelu as gelu itself."""
+    for name in ("hidden_act", "activation_function", "hidden_activation"):
+        if "gelu" in str(getattr(config, name, "")):
+            setattr(config, name, "gelu")
+
+
+def _usual_for_small(config: Any) -> None:
+    """Read every small epsilon as the usual one."""
+    if getattr(config, "rms_norm_eps", 1.0) < 1e-4:
+        config.rms_norm_eps = 1e-6
+
+
 ROWS = breaks.rows(
     row("ServesUsualTheta", "Turns by the usual theta, whatever config.json says.", "infer.zoo.llama",
         start=reads(turns(rope_theta=10000.0))),
@@ -88,4 +101,8 @@ ROWS = breaks.rows(
         start=takes_anything(without_caps)),
     row("ServesWithoutSinks", "Attends as most models do, whatever else a model hands to its attention.",
         "infer.zoo.gpt_oss", start=within(lambda: _unprobed())),
+    row("ServesExactGelu", "Computes gelu itself where config.json names its approximation.", "infer.zoo.gpt2",
+        "infer.zoo.phi", start=reads(_exact_gelu)),
+    row("ServesUsualForSmall", "Takes an epsilon of 1e-6 for one of 1e-5.", "infer.zoo.llama", "infer.zoo.qwen3",
+        start=reads(_usual_for_small)),
 )  # fmt: skip

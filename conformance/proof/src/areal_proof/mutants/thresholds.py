@@ -178,6 +178,8 @@ INFER_ROWS = breaks_infer.rows(
     row("ServesTheFirstFile", "Reads the first file of a folder and leaves other tensors empty.",
         "infer.threshold.files",
         start=then(lambda self, spec: _left_empty(_served(self), spec.model_path))),
+    row("ServesOffsetsOfFourBytes", "Keeps where a tensor begins in its file in 32 bits.", "infer.threshold.offsets",
+        start=then(lambda self, spec: _from_the_hole(_served(self), spec.model_path))),
 )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """What outgrows a table, a piece or a byte computes the same: both sides of every threshold that is declared or real.
 
-Knows: sizes around thresholds (`Adapter.thresholds`), ids of a real vocabulary, folders of several files.
+Knows: sizes around thresholds (`Adapter.thresholds`), ids of a real vocabulary, folders of several files, a large file.
 Does not know: what an engine does beyond a threshold.
 """
 
@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from areal_conformance.benches.infer import InferBench
-from areal_conformance.benches.models import several_files
+from areal_conformance.benches.models import behind_a_hole, several_files
 from areal_conformance.check import Level, check
 from areal_conformance.oracles.infer_judging import (
     VOCABULARY,
@@ -21,7 +21,9 @@ from areal_conformance.oracles.infer_judging import (
     well_formed,
 )
 from areal_conformance.outcome import expect
+from areal_core.contract.errors import ModelError
 from areal_core.contract.inference import GenerationRequest
+from areal_torch.testing.sparse_files import keeps_holes
 
 rule = partial(check, level=Level.SINGLE, law=1, spec="infer#generate")
 
@@ -134,3 +136,25 @@ async def files(bench: InferBench) -> None:
         async with bench.engine(model=folder, fresh=True) as engine:
             for request in bench.asks([(5, 9), (7, 3, 40, 2)], temperature=[0.0, 1.0], max_new_tokens=6):
                 expect_policy(bench, await bench.generate(engine, request), request, model=model)
+
+
+@rule("infer.threshold.offsets", law=7, spec="infer#start")
+async def offsets(bench: InferBench) -> None:
+    """Weights beyond four gibibytes of their file are read from there: behind a head that the model has no use for.
+
+    The file is sparse and takes a few pages. A folder that also holds the one head may be refused: then the other.
+    """
+    if not keeps_holes(bench.folder):
+        bench.notes.append(f"files in {bench.folder} keep no holes: no offset beyond four gibibytes was tried")
+        return
+    for tied, first in ((True, "lm_head.weight"), (False, "score.weight")):
+        model = bench.model(tied=tied)
+        folder = behind_a_hole(model, bench.folder / first, first)
+        try:
+            async with bench.engine(model=folder, fresh=True) as engine:
+                for request in bench.asks([(5, 9), (7, 3, 40, 2)], temperature=[0.0, 1.0], max_new_tokens=6):
+                    told = f"request {request.request_id!r} of weights behind four gibibytes of {first}"
+                    expect_policy(bench, await bench.generate(engine, request), request, model=model, told=told)
+            return
+        except ModelError as error:
+            bench.notes.append(f"a folder that also holds {first} is refused: {error}")

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import attrs
+import torch
 
 from areal_conformance.benches.infer import InferBench
 from areal_conformance.check import Level, Row, family
+from areal_conformance.checks.infer.budgets import MEAN
 from areal_conformance.oracles.infer_judging import expect_policy
 from areal_conformance.outcome import Violation, expect
 from areal_conformance.zoo.architectures import ARCHITECTURES
@@ -103,6 +105,16 @@ def judged(bench: InferBench, result: Generation, request: GenerationRequest, we
     count, limit = len(result.output_ids), request.sampling.max_new_tokens
     whole = count == limit if result.stop_reason is StopReason.LENGTH else result.output_ids[-1:] == (1,)
     expect(whole, f"{what}: {count} of {limit} tokens came, stop reason {result.stop_reason}")
+    near_float64(bench, result, request, weights, what)
+
+
+def near_float64(bench: InferBench, result: Generation, request: GenerationRequest, weights: Drawn, told: str) -> None:
+    """Expect the log-probs of an output to keep, in float64, the budget of a float32 run."""
+    truth = bench.oracle(folder_of(weights), torch.float64)
+    wanted = truth.logprobs(request.input_ids, result.output_ids, temperature=request.sampling.temperature or 1.0)
+    error = float((torch.tensor(result.logprobs, dtype=torch.float64) - wanted).abs().mean())
+    allowed = bench.tolerance(atol=MEAN).atol
+    expect(error <= allowed, f"{told}: log-probs are {error:.1e} from float64 on average, at most {allowed:g}")
 
 
 def ranks_of(bench: InferBench, result: Generation, request: GenerationRequest, weights: Drawn) -> list[int]:
