@@ -53,6 +53,37 @@ async def LayersInOtherPlaces(original: Original, self: _Serving) -> None:
     first.data, second.data = second.data.clone(), first.data.clone()
 
 
+class _Counting(ReferenceInferenceEngine):
+    """Counts what it is asked, and knows which replica it is."""
+
+    num_asked = 0
+    replica = 0
+
+    async def start(self, spec: InferenceSpec) -> EngineInfo:
+        """Start as ever."""
+        self.replica = spec.replica
+        return await super().start(spec)
+
+    def seeded(self, request: GenerationRequest, more: int) -> GenerationRequest:
+        """Return the request with another seed, if it has one."""
+        seed = request.sampling.seed
+        moved = request.sampling if seed is None else attrs.evolve(request.sampling, seed=seed + 1000 * more)
+        return attrs.evolve(request, sampling=moved)
+
+
+@breaks("generate", "pair.run.disturbed", row="synchronous-at-zero", base=_Counting)
+async def DrawsByHowManyAsked(original: Original, self: _Counting, request: GenerationRequest) -> Any:
+    """Mixes into a seed how many requests there were before: one that was cancelled changes all draws after it."""
+    self.num_asked += 1
+    return await original(self.seeded(request, self.num_asked))
+
+
+@breaks("generate", "pair.run.disturbed", row="synchronous-at-zero", base=_Counting)
+async def DrawsByReplica(original: Original, self: _Counting, request: GenerationRequest) -> Any:
+    """Mixes into a seed which replica it is: two of them sample what one would not."""
+    return await original(self.seeded(request, self.replica))
+
+
 class _Stamping(ReferenceInferenceEngine):
     """Alters what comes out."""
 
