@@ -207,7 +207,7 @@ async def measure(name: str, folder: Path, large: Path, arguments: Any) -> dict[
                 for side, found in seen.items():
                     rounds[side].append(found)
         table |= {f"{side}_tokens_per_s": statistics.median(found) for side, found in rounds.items()}
-        table["plugin_to_bare"] = table["plugin_tokens_per_s"] / table["bare_tokens_per_s"]
+        table["plugin_to_bare"] = frame.Figure.of(rounds["plugin"], rounds["bare"])
         table["rounds"] = rounds
     finally:
         await engine.close()
@@ -222,7 +222,8 @@ async def measure(name: str, folder: Path, large: Path, arguments: Any) -> dict[
             copies.append(copy_seconds(weights))
         table |= {key: statistics.median(one[key] for one in updates[1:]) for key in updates[0]}
         table["copy_s"] = statistics.median(copies[1:])
-        table["update_to_copy"] = (table["receive_s"] + table["commit_s"]) / table["copy_s"]
+        whole = [one["receive_s"] + one["commit_s"] for one in updates[1:]]
+        table["update_to_copy"] = frame.Figure.of(whole, copies[1:])
     finally:
         await engine.close()
     return table
@@ -252,8 +253,7 @@ def main() -> int:
             result = frame.Result(
                 name=f"served_{engine}",
                 script="served",
-                ratio=table["plugin_to_bare"],
-                target=1.0,
+                figure=table["plugin_to_bare"],
                 what=f"tokens/s through the {engine} plugin / of the same bodies sent by a bare client",
                 details=table,
             )
