@@ -232,7 +232,7 @@ async def measure(name: str, folder: Path, large: Path, arguments: Any) -> dict[
 def main() -> int:
     """Measure and report; the result is the ratio of tokens/s."""
     parser = frame.parser(__doc__)
-    parser.add_argument("engines", nargs="*", choices=ENGINES, default=ENGINES)
+    parser.add_argument("engine", nargs="?", choices=(*ENGINES, "both"), default="both")
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--requests", type=int, default=192)
     parser.add_argument("--rounds", type=int, default=5)
@@ -243,7 +243,7 @@ def main() -> int:
         make = functools.partial(make_tiny_model, vocab_size=512, head_dim=HEAD, max_position=1024)
         folder = make(Path(scratch) / "model")
         large = make(Path(scratch) / "large", hidden=64 if arguments.quick else 768, layers=12)
-        for engine in arguments.engines:
+        for engine in ENGINES if arguments.engine == "both" else (arguments.engine,):
             try:
                 environment.find(engine, "cpu")
             except EngineMissing as error:

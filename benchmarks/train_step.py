@@ -238,7 +238,7 @@ def all_ranks(folder: Path, case: Case, side: str) -> dict[str, Any]:
     arguments = [str(folder), json.dumps(asdict(case)), side]
     processes = [
         subprocess.Popen(
-            [sys.executable, __file__, "--rank", str(rank), *arguments],
+            [sys.executable, __file__, "--rank", str(rank), *arguments, "--quick"],  # whoever starts it has looked
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank)},
