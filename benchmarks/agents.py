@@ -155,12 +155,15 @@ def picture(found: Sequence[Run]) -> dict[str, Any]:
     return {"$schema": schema, "background": "white", "columns": 2, "concat": panels}
 
 
-def reached(found: Sequence[Run]) -> dict[str, dict[str, dict[str, float]]]:
+def reached(found: Sequence[Run]) -> dict[str, dict[str, dict[str, frame.Figure]]]:
     """Return the first and the last reward of each task with each engine, means over seeds."""
-    table: dict[str, dict[str, dict[str, float]]] = {}
+    table: dict[str, dict[str, dict[str, frame.Figure]]] = {}
     for task, engine in {(run.task, run.engine): None for run in found}:
-        rows = band(engine, [run.rewards for run in found if (run.task, run.engine) == (task, engine)])
-        table.setdefault(task, {})[engine] = {"first": rows[0]["mean"], "last": rows[-1]["mean"]}
+        rewards = [run.rewards for run in found if (run.task, run.engine) == (task, engine)]
+        table.setdefault(task, {})[engine] = {
+            name: frame.Figure.of([curve[place][1] for curve in rewards], middle=statistics.fmean)
+            for name, place in (("first", 0), ("last", -1))
+        }
     return table
 
 
@@ -188,8 +191,7 @@ def main() -> int:
     table = reached(found)
     result = frame.Result(
         name="agents",
-        ratio=min(at["last"] for by_engine in table.values() for at in by_engine.values()),
-        target=0.8,
+        figure=frame.smallest(at["last"] for by_engine in table.values() for at in by_engine.values()),
         what="least held-out reward that a multi-turn task or a task with a tool reached with an engine",
         details={"reached": table, "seeds": options.seeds, "runs": [asdict(run) for run in found]},
     )

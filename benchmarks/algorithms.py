@@ -110,13 +110,15 @@ def main() -> int:
                 folder = Path(scratch) / f"{name}-{seed}"
                 found.setdefault(name, []).append(curve(name, seed, model, folder, options))
             print(f"{name}: {mean(found[name])[0][1]:.3f} -> {mean(found[name])[-1][1]:.3f}", flush=True)
-    gains = {name: mean(curves)[-1][1] - mean(curves)[0][1] for name, curves in found.items()}
+    gains = {
+        name: frame.Figure.of([curve[-1][1] - curve[0][1] for curve in curves], middle=statistics.fmean)
+        for name, curves in found.items()
+    }
     if not options.quick and options.presets == names:
         draw(found)
     result = frame.Result(
         name="algorithms",
-        ratio=min(gains.values()),
-        target=0.1,
+        figure=frame.smallest(gains.values()),
         what=f"least gain in held-out reward of {len(found)} presets, spell, {options.steps} steps",
         details={"gains": gains, "seeds": options.seeds, "curves": found},
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,6 @@ import frame
 import runs
 from baselines.launch import TRL, write_rows
 
-TARGETS = {("spell", "sync"): 1.3, ("spell", "async"): 2.5, ("long_spell", "sync"): 3.0, ("long_spell", "async"): 2.0}
 SPANS = ("seconds", "after_first_s")
 
 
@@ -41,12 +41,11 @@ def compare_task(task: str, options: argparse.Namespace, trl: TRL, scratch: Path
                 run = trl.train(kind, config, model, files, threads=threads, evaluate_every=0, steps=steps)
                 timed.setdefault(f"{kind} {threads} threads", []).append(run)
         _say(task, timed)
-    spans = {
-        name: {span: frame.spread([run[span] for run in found]) for span in SPANS} for name, found in timed.items()
-    }
+    spans = {name: {span: [run[span] for run in found] for span in SPANS} for name, found in timed.items()}
     report: dict[str, Any] = {
         "steps": steps,
-        "spread": spans,
+        "seconds": spans,
+        "spread": {name: {span: frame.spread(values) for span, values in each.items()} for name, each in spans.items()},
         "final": {name: [run["final"] for run in found] for name, found in timed.items()},
         "areal_runs": timed["areal"],
         "ratios": {},
@@ -54,9 +53,9 @@ def compare_task(task: str, options: argparse.Namespace, trl: TRL, scratch: Path
     }
     for kind in options.peers:
         names = [name for name in spans if name.startswith(kind + " ")]
-        best = min(names, key=lambda name: spans[name]["seconds"]["median"])
+        best = min(names, key=lambda name: statistics.median(spans[name]["seconds"]))
         report["chosen"][kind] = best
-        report["ratios"][kind] = {span: spans[best][span]["median"] / spans["areal"][span]["median"] for span in SPANS}
+        report["ratios"][kind] = {span: frame.Figure.of(spans[best][span], spans["areal"][span]) for span in SPANS}
     return report
 
 
@@ -76,8 +75,7 @@ def main() -> int:
                 result = frame.Result(
                     name=f"equal_steps_{task}_{kind}",
                     script="equal_steps",
-                    ratio=min(ratios.values()),
-                    target=TARGETS[task, kind],
+                    figure=frame.smallest(ratios.values()),
                     what=f"seconds of TRL {kind} / of areal, {report['steps']} steps of {task}",
                     details=report,
                 )

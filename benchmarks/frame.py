@@ -1,6 +1,6 @@
 """What every benchmark shares: timing, the facts of the machine, and how a result is kept.
 
-Knows: how to time actions against each other, and the shape of `results/NAME.json`.
+Knows: how to time actions against each other, how turns become a figure, and the shape of `results/NAME.json`.
 Does not know: what is measured.
 """
 
@@ -15,13 +15,14 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
 import quiet
 from attrs import asdict, frozen
+from goals import Goal, goal_of
 
 from areal_core.plugins import devices
 from areal_core.plugins.registry import default_registry
@@ -40,11 +41,19 @@ class Timing:
     fastest: float
     slowest: float
     repeats: int
+    seconds: tuple[float, ...]
+    """Of each, in the order of the turns."""
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Timing:
         """Summarise repeats."""
-        return cls(median=statistics.median(seconds), fastest=min(seconds), slowest=max(seconds), repeats=len(seconds))
+        return cls(
+            median=statistics.median(seconds),
+            fastest=min(seconds),
+            slowest=max(seconds),
+            repeats=len(seconds),
+            seconds=tuple(seconds),
+        )
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
@@ -53,34 +62,80 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 @frozen(kw_only=True)
-class Result:
-    """One benchmark's answer. The goal is met at or above `target`, or at or below it if `lower_is_better`.
+class Figure:
+    """A ratio of two sides that were measured in turns, and how far the ratio of a single turn went.
 
-    Example: Result(name="packing", ratio=2.4, target=1.5, what="padded step / packed step")
+    Example: Figure(ratio=2.4, repeats=5, spread=(2.1, 2.5))
+    """
+
+    ratio: float
+    repeats: int
+    spread: tuple[float, float] | None
+    """The least and the most of one turn; None if there was one only."""
+
+    @classmethod
+    def of(
+        cls,
+        over: Sequence[float],
+        under: Sequence[float] | float = 1.0,
+        *,
+        middle: Callable[[Sequence[float]], float] = statistics.median,
+    ) -> Figure:
+        """Divide what was measured by another side or by a constant; values at one place are of one turn.
+
+        `middle` makes one value of those of a side, before they are divided.
+        """
+        below = [under] * len(over) if isinstance(under, float | int) else under
+        turns = [value / other for value, other in zip(over, below, strict=True)]
+        told = (min(turns), max(turns)) if len(turns) > 1 else None
+        return cls(ratio=middle(over) / middle(below), repeats=len(turns), spread=told)
+
+    def __str__(self) -> str:
+        """Say it in few characters."""
+        if self.spread is None:
+            return f"{self.ratio:.3g}, measured once"
+        least, most = self.spread
+        return f"{self.ratio:.3g}, {least:.3g} to {most:.3g} in {self.repeats} turns"
+
+
+def smallest(figures: Iterable[Figure]) -> Figure:
+    """Return the figure of the least ratio."""
+    return min(figures, key=lambda figure: figure.ratio)
+
+
+def largest(figures: Iterable[Figure]) -> Figure:
+    """Return the figure of the greatest ratio."""
+    return max(figures, key=lambda figure: figure.ratio)
+
+
+@frozen(kw_only=True)
+class Result:
+    """One benchmark's answer; what it is to reach is in `goals`, by its name.
+
+    Example: Result(name="packing", figure=Figure.of(padded_s, packed_s), what="padded step / packed step")
     """
 
     name: str
-    ratio: float
-    target: float | None
+    figure: Figure
     what: str
-    lower_is_better: bool = False
     script: str = ""
     """The script's name where it is not the result's."""
     details: Mapping[str, Any] = {}  # Any: json
 
     @property
+    def goal(self) -> Goal:
+        """Return what it is to reach."""
+        return goal_of(self.name)
+
+    @property
     def met(self) -> bool | None:
-        """Tell whether the target is met; None where there is none."""
-        if self.target is None:
-            return None
-        return self.ratio <= self.target if self.lower_is_better else self.ratio >= self.target
+        """Tell whether that is reached; None where there is no goal."""
+        return self.goal.met(self.figure.ratio)
 
     def line(self) -> str:
         """Return the one line that is printed."""
-        sign = "<=" if self.lower_is_better else ">="
-        goal = "no target" if self.target is None else f"target {sign} {self.target:g}"
         verdict = {True: "met", False: "MISSED", None: ""}[self.met]
-        return f"{self.name}: {self.ratio:.3g} ({self.what}; {goal}) {verdict}".rstrip()
+        return f"{self.name}: {self.figure} ({self.what}; goal: {self.goal}) {verdict}".rstrip()
 
 
 class _Parser(argparse.ArgumentParser):
@@ -132,9 +187,8 @@ def finish(result: Result, *, quick: bool) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     record = {
         "name": result.name,
-        "ratio": result.ratio,
-        "target": result.target,
-        "lower_is_better": result.lower_is_better,
+        **asdict(result.figure),
+        **asdict(result.goal),
         "met": result.met,
         "what": result.what,
         "quick": quick,
@@ -193,4 +247,4 @@ def _version(name: str) -> str:
 
 
 def _plain(value: object) -> object:
-    return asdict(value) if isinstance(value, Timing) else str(value)
+    return asdict(value) if isinstance(value, Timing | Figure) else str(value)

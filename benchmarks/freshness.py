@@ -45,17 +45,20 @@ def main() -> int:
                 overrides = [f"steps={steps}", f"rollout.admission={way}", f"rollout.max_staleness={options.staleness}"]
                 seconds[way].append(runs.areal_train(options.task, model, folder, overrides).after_first_s)
                 staleness[way].append(mean_staleness(folder))
-    age = {way: frame.spread(values) for way, values in staleness.items()}
-    took = {way: frame.spread(values) for way, values in seconds.items()}
+    took = frame.Figure.of(*(seconds[way] for way in WAYS))
     result = frame.Result(
         name=f"freshness_{options.task}",
         script="freshness",
-        ratio=age["just_in_time"]["median"] / age["eager"]["median"],
-        target=0.5,
-        lower_is_better=True,
+        figure=frame.Figure.of(*(staleness[way] for way in WAYS)),
         what=f"mean staleness just in time / as early as possible, {options.task}, bound {options.staleness}, "
-        f"{took['just_in_time']['median'] / took['eager']['median']:.3f} of its seconds",
-        details={"mean_staleness": age, "seconds": took, "steps": steps, "bound": options.staleness},
+        f"{took.ratio:.3f} of its seconds",
+        details={
+            "mean_staleness": {way: frame.spread(values) for way, values in staleness.items()},
+            "seconds": {way: frame.spread(values) for way, values in seconds.items()},
+            "seconds_ratio": took,
+            "steps": steps,
+            "bound": options.staleness,
+        },
     )
     return frame.finish(result, quick=options.quick)
 

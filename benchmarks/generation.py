@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import frame
 import torch
@@ -74,8 +75,8 @@ def theirs(model: torch.nn.Module, work: list[GenerationRequest], batch: int) ->
     return {"tokens_per_s": tokens / seconds, "ms_per_step": 1e3 * seconds / steps}
 
 
-async def measure(folder: Path, batch: int, rounds: int, device: str) -> dict[str, dict[str, float]]:
-    """Alternate both sides and return medians per load."""
+async def measure(folder: Path, batch: int, rounds: int, device: str) -> dict[str, dict[str, Any]]:
+    """Alternate both sides and return the figure of each load, with the medians it is made of. Any: json."""
     dtype = "float32" if device == "cpu" else "bfloat16"
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
     model.generation_config.eos_token_id = None  # as `ignore_eos`: nothing to look for, and nothing to forbid
@@ -88,7 +89,7 @@ async def measure(folder: Path, batch: int, rounds: int, device: str) -> dict[st
         await engines[name].start(
             InferenceSpec(model_path=str(folder), max_concurrent=batch, device=device, dtype=dtype)
         )
-    table: dict[str, dict[str, float]] = {}
+    table: dict[str, dict[str, Any]] = {}
     for load, lengths in loads.items():
         work, seen = requests(lengths, vocabulary, load), dict[str, list[dict[str, float]]]()
         static = sorted(work, key=lambda each: each.sampling.max_new_tokens) if load == "sorted" else work
@@ -96,10 +97,14 @@ async def measure(folder: Path, batch: int, rounds: int, device: str) -> dict[st
             for name, engine in engines.items():
                 seen.setdefault(name, []).append(await ours(engine, work))
             seen.setdefault("transformers", []).append(theirs(model, static, batch))
-        for name, results in seen.items():
-            for key in results[0]:
-                table.setdefault(load, {})[f"{name}_{key}"] = statistics.median(r[key] for r in results[1:])
-        table[load]["ratio"] = table[load]["reference_tokens_per_s"] / table[load]["transformers_tokens_per_s"]
+        rounds_of = {
+            f"{name}_{key}": [each[key] for each in results[1:]] for name, results in seen.items() for key in results[0]
+        }
+        table[load] = {
+            **{name: statistics.median(values) for name, values in rounds_of.items()},
+            "rounds": rounds_of,
+            "figure": frame.Figure.of(rounds_of["reference_tokens_per_s"], rounds_of["transformers_tokens_per_s"]),
+        }
     for engine in engines.values():
         await engine.close()
     return table
@@ -135,8 +140,7 @@ def main() -> int:
     result = frame.Result(
         name="generation" if arguments.device == "cpu" else f"generation_{arguments.device}",
         script="generation",
-        ratio=table["sorted"]["ratio"],
-        target=1.1,
+        figure=table["sorted"]["figure"],
         what="tokens/s of the reference generator / of transformers' generate on inputs sorted by length",
         details={
             "batch": batch,

@@ -50,21 +50,19 @@ def main() -> int:
         step = frame.run(calibrated_steps(STEPS)) / STEPS * 1e6
         if number:
             ratios.append(episode / step)
-    found = frame.spread(ratios)
+    found = frame.Figure.of(ratios)
     committed = frame.RESULTS / f"{NAME}.json"
     if options.write or options.quick:
         result = frame.Result(
             name=NAME,
-            ratio=found["median"],
-            target=None,
+            figure=found,
             what=f"processor time of an episode / of a calibrated step of asyncio, {CASE.in_flight} in flight",
-            details=found,
+            details={"ratios": ratios},
         )
         return frame.finish(result, quick=options.quick)
     was = json.loads(committed.read_text())["ratio"]
-    steps = f"{found['median']:.1f} calibrated steps ({found['least']:.1f} to {found['most']:.1f})"
-    print(f"an episode costs {steps}, committed {was:.1f}")
-    if found["median"] <= TOLERANCE * was:
+    print(f"calibrated steps that an episode costs: {found}; committed {was:.1f}")
+    if found.ratio <= TOLERANCE * was:
         return 0
     print(f"that is more than {TOLERANCE} times as much: find what made it dearer, or commit to it with --write")
     return 1

@@ -26,9 +26,7 @@ def main() -> int:
     )
     result = frame.Result(
         name="help",
-        ratio=timing["help"].median / BUDGET_S,
-        target=1.0,
-        lower_is_better=True,
+        figure=frame.Figure.of(timing["help"].seconds, BUDGET_S),
         what=f"seconds of areal --help / {BUDGET_S} s",
         details={
             "seconds": timing["help"].median,

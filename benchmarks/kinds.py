@@ -132,11 +132,11 @@ def band(curves: Sequence[Curve]) -> list[dict[str, float]]:
     ]
 
 
-def share(kind: Kind, curves: Sequence[Curve]) -> float:
-    """Return how much of the way from the first value to the best one was gone."""
-    found = band(curves)
-    first = found[0]["value"] if kind.chance is None else kind.chance
-    return (found[-1]["value"] - first) / (kind.best - first)
+def share(kind: Kind, curves: Sequence[Curve]) -> frame.Figure:
+    """Return how much of the way from the first value to the best one was gone, a turn for each seed."""
+    first = [curve[0][1] if kind.chance is None else kind.chance for curve in curves]
+    gone = [curve[-1][1] - begun for curve, begun in zip(curves, first, strict=True)]
+    return frame.Figure.of(gone, [kind.best - begun for begun in first], middle=statistics.fmean)
 
 
 def picture(found: Mapping[str, Sequence[Curve]]) -> dict[str, Any]:
@@ -190,8 +190,7 @@ def main() -> int:
         draw(found)
     result = frame.Result(
         name="kinds",
-        ratio=min(shares.values()),
-        target=0.5,
+        figure=frame.smallest(shares.values()),
         what=f"least share of the way to the best value that a kind went in {options.steps} steps",
         details={"shares": shares, "seeds": options.seeds, "curves": found},
     )

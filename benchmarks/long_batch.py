@@ -248,13 +248,12 @@ def main() -> int:
     num_tokens, length, num_steps = (1 << 16, 1 << 9, 2) if options.quick else (1 << 20, 1 << 11, 9)
     with tempfile.TemporaryDirectory() as scratch, as_controller():
         _, *longest = frame.run(longest_s(Path(scratch), num_tokens, length, num_steps + 1))  # the first one warms up
-    timing = frame.Timing.of(longest)
     result = frame.Result(
         name="long_batch",
-        ratio=timing.slowest / LIMIT_S,
-        target=1.0,
+        figure=frame.Figure.of(
+            longest, LIMIT_S, middle=max
+        ),  # never longer is what is asked for: the worst step counts
         what=f"longest stall of the event loop in {num_steps} steps on {num_tokens:,} tokens / {LIMIT_S * 1e3:g} ms",
-        lower_is_better=True,
         details={"milliseconds": [1e3 * each for each in longest], "tokens": num_tokens, "length": length},
     )
     return frame.finish(result, quick=options.quick)

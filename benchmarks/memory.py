@@ -18,7 +18,6 @@ import psutil
 import runs
 
 TASK, STEPS, PARTS, PERIOD_S = "spell", 5_000, 5, 0.25
-TARGET = 1.1
 
 
 def _mebibytes(process: psutil.Process) -> float:
@@ -43,13 +42,11 @@ def main() -> int:
         model = runs.starting_model(TASK, Path(scratch), quick=options.quick)
         seen = family.train(TASK, model, Path(scratch) / "run", [f"steps={steps}"], _mebibytes, every_s=PERIOD_S)
     sizes = {name: grown(samples, steps) for name, samples in seen.items()}
-    ratios = {name: last / second for name, (second, last) in sizes.items()}
-    worst = max(ratios, key=lambda name: ratios[name])
+    figures = {name: frame.Figure.of([last], second) for name, (second, last) in sizes.items()}
+    worst = max(figures, key=lambda name: figures[name].ratio)
     result = frame.Result(
         name="memory",
-        ratio=ratios[worst],
-        target=TARGET,
-        lower_is_better=True,
+        figure=figures[worst],
         what=f"resident memory of the process that grew most ({worst}), last fifth of {steps:,} steps / the second",
         details={
             "steps": steps,

@@ -174,8 +174,8 @@ async def gather_seconds(setting: Setting, config: RolloutConfig, num_steps: int
     return time.perf_counter() - began
 
 
-async def compared(setting: Setting, *, quick: bool) -> tuple[float, dict[str, Any]]:
-    """Measure both in turns; return the ratio of medians and what it is made of. Any: json."""
+async def compared(setting: Setting, *, quick: bool) -> tuple[frame.Figure, dict[str, Any]]:
+    """Measure both in turns; return the figure and what it is made of. Any: json."""
     num_steps, repeats = (3, 2) if quick else (20, 7)
     config = RolloutConfig(
         prompts_per_step=32, group_size=8, max_staleness=2, sampling=SamplingParams(max_new_tokens=NUM_TOKENS)
@@ -193,7 +193,7 @@ async def compared(setting: Setting, *, quick: bool) -> tuple[float, dict[str, A
                 seconds[name].append(took)
     timing = {name: frame.Timing.of(values) for name, values in seconds.items()}
     added = timing["executor"].median - timing["gather"].median
-    return timing["gather"].median / timing["executor"].median, {
+    return frame.Figure.of(seconds["gather"], seconds["executor"]), {
         "episodes_per_s": {name: num_episodes / each.median for name, each in timing.items()},
         "microseconds_added_per_episode": 1e6 * added / num_episodes,
         "timing": timing,
@@ -202,8 +202,8 @@ async def compared(setting: Setting, *, quick: bool) -> tuple[float, dict[str, A
     }
 
 
-async def in_both(*, quick: bool) -> list[tuple[float, dict[str, Any]]]:
-    """Compare without and with what a run has around it."""
+async def in_both(*, quick: bool) -> list[tuple[frame.Figure, dict[str, Any]]]:
+    """Compare without and with what a run has around it. Any: json."""
     with as_controller():
         apart = await compared(Setting(InstantWorker()), quick=quick)
         async with in_a_run() as setting:
@@ -215,13 +215,10 @@ def main() -> int:
     options = frame.parser(__doc__).parse_args()
     frame.one_thread()
     found = frame.run(in_both(quick=options.quick))
-    names = (
-        ("orchestration", 0.8, ""),
-        ("orchestration_whole", None, ", the engine in a worker, a reward in a process"),
-    )
-    for (name, target, how), (ratio, details) in zip(names, found, strict=True):
+    names = {"orchestration": "", "orchestration_whole": ", the engine in a worker, a reward in a process"}
+    for (name, how), (figure, details) in zip(names.items(), found, strict=True):
         what = f"episodes/s of the executor / of asyncio.gather{how}"
-        result = frame.Result(name=name, script="orchestration", ratio=ratio, target=target, what=what, details=details)
+        result = frame.Result(name=name, script="orchestration", figure=figure, what=what, details=details)
         frame.finish(result, quick=options.quick)
     return 0
 

@@ -20,7 +20,6 @@ import psutil
 import runs
 
 STEPS, PERIOD_S = {"spell": 150, "long_spell": 100}, 0.05
-TARGET = 0.9
 Reading = tuple[float, float]
 """(moment, processor time), in seconds."""
 
@@ -62,17 +61,15 @@ def main() -> int:
 
 def report(task: str, found: Sequence[Mapping[str, float]], cores: int, quick: bool) -> None:
     """Write the result of one task."""
-    shares = frame.spread([sum(used.values()) / cores for used in found])
+    shares = [sum(used.values()) / cores for used in found]
     result = frame.Result(
         name=f"processor_bound_{task}",
         script="processor_bound",
-        ratio=shares["median"],
-        target=TARGET,
+        figure=frame.Figure.of(shares),
         what=f"processor time of a run's steps, spread over {cores} cores / their wall-clock, {task}",
         details={
-            "share": shares,
+            "shares": shares,
             "cores_used": {name: frame.spread([used.get(name, 0.0) for used in found]) for name in found[0]},
-            "repeats": len(found),
         },
     )
     frame.finish(result, quick=quick)

@@ -6,7 +6,6 @@ to compare with; the step it traces comes later. `--backend vllm:d1` measures an
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -61,7 +60,7 @@ def main() -> int:
     parser = frame.parser(__doc__)
     parser.add_argument("--backend", default="reference:d2", help="inference engine and layout")
     options = parser.parse_args()
-    repeats = 1 if options.quick else 3
+    repeats = 1 if options.quick else 5
     seconds: dict[bool, list[float]] = {False: [], True: []}
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name).resolve()
@@ -71,11 +70,9 @@ def main() -> int:
                 folder = scratch / f"{'anew' if anew else 'kept'}-{number}"
                 found.append(seconds_lost(folder, model, options.backend, anew=anew))
                 print(f"{'all anew' if anew else 'fleet kept'}: {found[-1]:.1f} s", flush=True)
-    kept_s, anew_s = (statistics.median(seconds[case]) for case in (False, True))
     result = frame.Result(
         name=f"restart_{options.backend.partition(':')[0]}",
-        ratio=anew_s / kept_s,
-        target=None,
+        figure=frame.Figure.of(seconds[True], seconds[False]),
         what="seconds from the loss of the actor to the next trained batch, all started anew / the fleet kept",
         script="restart",
         details={"backend": options.backend, "kept_s": seconds[False], "anew_s": seconds[True]},

@@ -23,7 +23,6 @@ from areal_fsdp.engine import FSDPEngine
 
 INTERVAL = 50
 """Steps between two checkpoints."""
-TARGET = 0.02
 
 
 def measure(folder: Path, size: str, num_sequences: int, repeats: int) -> dict[str, Any]:
@@ -52,9 +51,9 @@ def measure(folder: Path, size: str, num_sequences: int, repeats: int) -> dict[s
     loaded = frame.compare({"load": lambda: engine.load_state(last)}, repeats=repeats)
     engine.close()
     step, saved = timing["step"].median, timing["checkpoint"].median
+    between = [INTERVAL * seconds for seconds in timing["step"].seconds]
     return {
-        "overhead": saved / (INTERVAL * step),
-        "interval_for_target": saved / (TARGET * step),
+        "overhead": frame.Figure.of(timing["checkpoint"].seconds, between),
         "step_s": step,
         "checkpoint_s": saved,
         "load_s": loaded["load"].median,
@@ -87,9 +86,7 @@ def main() -> int:
         models = {size: measure(Path(folder), size, num_sequences, repeats) for size in sizes}
     result = frame.Result(
         name="resume",
-        ratio=max(found["overhead"] for found in models.values()),
-        target=TARGET,
-        lower_is_better=True,
+        figure=frame.largest(found["overhead"] for found in models.values()),
         what=f"one checkpoint / {INTERVAL} training steps",
         details={"models": models, "interval": INTERVAL, "sequences": num_sequences},
     )

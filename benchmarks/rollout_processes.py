@@ -161,7 +161,7 @@ def main() -> int:
     parser.add_argument("--only", type=int, help="measure with so many processes and print the figures")
     parser.add_argument("--model", type=Path, help="the starting model; made if it is not given")
     options = parser.parse_args()
-    replicas, in_flight, repeats = (8, 160, 1) if options.quick else (REPLICAS, IN_FLIGHT, 3)
+    replicas, in_flight, repeats = (8, 160, 1) if options.quick else (REPLICAS, IN_FLIGHT, 5)
     with tempfile.TemporaryDirectory() as scratch:
         model = options.model or runs.starting_model("spell", Path(scratch), quick=True)
         if options.only is not None:
@@ -179,20 +179,18 @@ def main() -> int:
         count: {name: statistics.median(each[name] for each in figures) for name in figures[0]}
         for count, figures in seen.items()
     }
-    cost = {count: figures["microseconds_per_episode"] for count, figures in middle.items()}
+    cost = {count: [each["microseconds_per_episode"] for each in figures] for count, figures in seen.items()}
     result = frame.Result(
         name="rollout_processes",
-        ratio=cost[PROCESSES[-1]] / cost[PROCESSES[0]],
-        target=1.3,
-        lower_is_better=True,
+        figure=frame.Figure.of(cost[PROCESSES[-1]], cost[PROCESSES[0]]),
         what=f"processor time of the controller for an episode over {PROCESSES[-1]} processes / over 1",
         details={
             "replicas": replicas,
             "in_flight": in_flight,
             "tokens": TOKENS,
-            "repeats": repeats,
             "by_processes": middle,
-            "spread": {count: sorted(each["microseconds_per_episode"] for each in seen[count]) for count in seen},
+            "microseconds_per_episode": cost,
+            "against_none": frame.Figure.of(cost[PROCESSES[-1]], cost[0]),
         },
     )
     return frame.finish(result, quick=options.quick)

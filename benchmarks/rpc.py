@@ -24,17 +24,22 @@ ENGINE = Path(__file__).with_name("echo_engine.py")
 IN_FLIGHT = 64
 
 
-async def payload_seconds(worker: Worker, payload: torch.Tensor, repeats: int) -> frame.Timing:
-    """Time one call that carries the payload there and a token back."""
-    seconds = []
+async def compared(worker: Worker, payload: torch.Tensor, repeats: int) -> dict[str, frame.Timing]:
+    """Time a call that carries the payload there and a token back, and a copy of it to memory that is there already."""
+    target = torch.empty_like(payload)
+    seconds: dict[str, list[float]] = {"call": [], "memcpy": []}
     for number in range(repeats + 1):
         request = GenerationRequest(request_id=RequestId("r"), input_ids=(3,), extras={"payload": payload})
         began = time.perf_counter()
         answer = await worker.call("generate", request, timeout_s=120.0)
-        if number:
-            seconds.append(time.perf_counter() - began)
+        answered = time.perf_counter()
+        target.copy_(payload)
+        copied = time.perf_counter()
         assert answer.output_ids == (int(payload[-1]),)
-    return frame.Timing.of(seconds)
+        if number:  # the first one warms up
+            seconds["call"].append(answered - began)
+            seconds["memcpy"].append(copied - answered)
+    return {name: frame.Timing.of(values) for name, values in seconds.items()}
 
 
 async def calls_per_second(worker: Worker, num_calls: int, in_flight: int) -> float:
@@ -55,12 +60,6 @@ async def calls_per_second(worker: Worker, num_calls: int, in_flight: int) -> fl
     return num_calls // in_flight * in_flight / (time.perf_counter() - began)
 
 
-def memcpy_seconds(payload: torch.Tensor, repeats: int) -> frame.Timing:
-    """Time a plain copy into memory that is already there."""
-    target = torch.empty_like(payload)
-    return frame.compare({"copy": lambda: target.copy_(payload)}, repeats=repeats)["copy"]
-
-
 async def measure(quick: bool) -> frame.Result:
     """Start the worker and measure everything over the one connection."""
     num_bytes, repeats, num_calls = (8 << 20, 3, 128) if quick else (256 << 20, 9, 6400)
@@ -71,24 +70,22 @@ async def measure(quick: bool) -> frame.Result:
             job = Job(role="echo", engine_role="infer", backend="echo", num_workers=1, imports=(str(ENGINE),))
             (worker,) = await scheduler.submit(job)
             await worker.call("start", InferenceSpec(model_path=""), timeout_s=60.0)
-            sent = await payload_seconds(worker, payload, repeats)
+            timing = await compared(worker, payload, repeats)
             sequential = await calls_per_second(worker, num_calls, 1)
             concurrent = await calls_per_second(worker, num_calls, IN_FLIGHT)
         finally:
             await scheduler.close()
-    copied = memcpy_seconds(payload, repeats)
     return frame.Result(
         name="rpc",
-        ratio=copied.median / sent.median,
-        target=None,
+        figure=frame.Figure.of(timing["memcpy"].seconds, timing["call"].seconds),
         what=f"GB/s of a {num_bytes >> 20} MiB call / of memcpy",
         details={
-            "call_gb_per_s": num_bytes / sent.median / 1e9,
-            "memcpy_gb_per_s": num_bytes / copied.median / 1e9,
+            "call_gb_per_s": num_bytes / timing["call"].median / 1e9,
+            "memcpy_gb_per_s": num_bytes / timing["memcpy"].median / 1e9,
             "calls_per_s_sequential": sequential,
             f"calls_per_s_{IN_FLIGHT}_in_flight": concurrent,
             "bytes": num_bytes,
-            "timing": {"call": sent, "memcpy": copied},
+            "timing": timing,
         },
     )
 

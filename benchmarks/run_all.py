@@ -58,7 +58,7 @@ def run_one(name: str, *, flags: list[str]) -> tuple[int, float]:
 
 def table(folder: Path, since: float) -> str:
     """Return the results written since a moment, as text."""
-    lines = [f"{'benchmark':34}{'ratio':>9}  {'target':>8}  {'':6}  measured"]
+    lines = [f"{'benchmark':34}{'ratio':>9}  {'least to most':>20}  {'target':>8}  {'':6}  measured"]
     for path in sorted(folder.glob("*.json")):
         if path.stat().st_mtime < since:
             continue
@@ -66,7 +66,9 @@ def table(folder: Path, since: float) -> str:
         sign = "<=" if result["lower_is_better"] else ">="
         goal = "-" if result["target"] is None else f"{sign} {result['target']:g}"
         verdict = {True: "met", False: "MISSED", None: ""}[result["met"]]
-        lines.append(f"{result['name']:34}{result['ratio']:9.3f}  {goal:>8}  {verdict:6}  {result['what']}")
+        turns = "{:.3f} to {:.3f} ({})".format(*result["spread"], result["repeats"]) if result["spread"] else "once"
+        row = f"{result['name']:34}{result['ratio']:9.3f}  {turns:>20}  {goal:>8}  {verdict:6}"
+        lines.append(f"{row}  {result['what']}")
     return "\n".join(lines)
 
 

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ from tests.benches.rollouts import NoTokenizer, ScriptedWorkflow
 GROUP, STALENESS, TOKENS = 8, 4, 32
 EPISODES = 20_000
 """At least; and at least as many as twice those in flight."""
+BYTES = 4096
+"""What an episode in flight may take."""
 ROWS = [{"input_ids": [3 + number % 20, 4, 5, 6]} for number in range(512)]
 
 
@@ -164,27 +167,43 @@ def main() -> int:
         for case, figures in seen.items():
             figures.append(_child(case, options.quick))
             print(f"{case}: {figures[-1]}", flush=True)
-    middle = {
-        case: {name: statistics.median(each[name] for each in figures) for name in figures[0]}
-        for case, figures in seen.items()
-    }
-    cost = {case: figures["microseconds"] for case, figures in middle.items()}
-    result = frame.Result(
-        name="scale",
-        ratio=max(cost.values()) / cost[cases[0]],
-        target=1.3,
-        lower_is_better=True,
-        what=f"processor time of the controller for an episode, the worst case / {cases[0].in_flight} in flight",
-        details={
-            "by_in_flight_and_replicas": {str(case): figures for case, figures in middle.items()},
-            "spread": {str(case): frame.spread([each["microseconds"] for each in seen[case]]) for case in cases},
-            "tokens": TOKENS,
-            "group_size": GROUP,
-            "max_staleness": STALENESS,
-            "repeats": repeats,
-        },
+    for result in results(seen):
+        frame.finish(result, quick=options.quick)
+    return 0
+
+
+def results(seen: Mapping[Case, Sequence[Mapping[str, float]]]) -> list[frame.Result]:
+    """Return what is told of the turns of every case, the first of which the others are compared with."""
+    cost, size = (
+        {case: [each[name] for each in figures] for case, figures in seen.items()} for name in ("microseconds", "bytes")
     )
-    return frame.finish(result, quick=options.quick)
+    first = next(iter(seen))
+    details = {
+        "by_in_flight_and_replicas": {
+            str(case): {name: statistics.median(each[name] for each in figures) for name in figures[0]}
+            for case, figures in seen.items()
+        },
+        "spread": {str(case): frame.spread(values) for case, values in cost.items()},
+        "spread_of_bytes": {str(case): frame.spread(values) for case, values in size.items()},
+        "tokens": TOKENS,
+        "group_size": GROUP,
+        "max_staleness": STALENESS,
+    }
+    return [
+        frame.Result(
+            name="scale",
+            figure=frame.largest(frame.Figure.of(values, cost[first]) for values in cost.values()),
+            what=f"processor time of the controller for an episode, the worst case / {first.in_flight} in flight",
+            details=details,
+        ),
+        frame.Result(
+            name="scale_bytes",
+            script="scale",
+            figure=frame.largest(frame.Figure.of(values, BYTES) for values in size.values()),
+            what=f"bytes that the controller holds for each episode in flight, the worst case / {BYTES:,}",
+            details=details,
+        ),
+    ]
 
 
 if __name__ == "__main__":

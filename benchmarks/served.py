@@ -207,7 +207,7 @@ async def measure(name: str, folder: Path, large: Path, arguments: Any) -> dict[
                 for side, found in seen.items():
                     rounds[side].append(found)
         table |= {f"{side}_tokens_per_s": statistics.median(found) for side, found in rounds.items()}
-        table["plugin_to_bare"] = table["plugin_tokens_per_s"] / table["bare_tokens_per_s"]
+        table["plugin_to_bare"] = frame.Figure.of(rounds["plugin"], rounds["bare"])
         table["rounds"] = rounds
     finally:
         await engine.close()
@@ -222,7 +222,8 @@ async def measure(name: str, folder: Path, large: Path, arguments: Any) -> dict[
             copies.append(copy_seconds(weights))
         table |= {key: statistics.median(one[key] for one in updates[1:]) for key in updates[0]}
         table["copy_s"] = statistics.median(copies[1:])
-        table["update_to_copy"] = (table["receive_s"] + table["commit_s"]) / table["copy_s"]
+        whole = [one["receive_s"] + one["commit_s"] for one in updates[1:]]
+        table["update_to_copy"] = frame.Figure.of(whole, copies[1:])
     finally:
         await engine.close()
     return table
@@ -231,7 +232,7 @@ async def measure(name: str, folder: Path, large: Path, arguments: Any) -> dict[
 def main() -> int:
     """Measure and report; the result is the ratio of tokens/s."""
     parser = frame.parser(__doc__)
-    parser.add_argument("engines", nargs="*", choices=ENGINES, default=ENGINES)
+    parser.add_argument("engine", nargs="?", choices=(*ENGINES, "both"), default="both")
     parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--requests", type=int, default=192)
     parser.add_argument("--rounds", type=int, default=5)
@@ -242,7 +243,7 @@ def main() -> int:
         make = functools.partial(make_tiny_model, vocab_size=512, head_dim=HEAD, max_position=1024)
         folder = make(Path(scratch) / "model")
         large = make(Path(scratch) / "large", hidden=64 if arguments.quick else 768, layers=12)
-        for engine in arguments.engines:
+        for engine in ENGINES if arguments.engine == "both" else (arguments.engine,):
             try:
                 environment.find(engine, "cpu")
             except EngineMissing as error:
@@ -252,8 +253,7 @@ def main() -> int:
             result = frame.Result(
                 name=f"served_{engine}",
                 script="served",
-                ratio=table["plugin_to_bare"],
-                target=1.0,
+                figure=table["plugin_to_bare"],
                 what=f"tokens/s through the {engine} plugin / of the same bodies sent by a bare client",
                 details=table,
             )

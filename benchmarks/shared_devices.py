@@ -1,6 +1,6 @@
 """What `placement: shared` saves in memory and costs in time: the peak of a run's workers by turns against others.
 
-Runs of the same task with the same model, one after the other, several times in turns; the smaller figure counts.
+Runs of the same task with the same model, one after the other, several times in turns; medians count.
 Memory of the trainer and of the generator is summed a hundred times a second: resident memory, of which an interpreter
 with its libraries is in both sides and told apart in the details; with `--device cuda` memory of the GPU, as its
 driver tells it of each process. The other side then has the same GPU all the time, so that one is enough for both.
@@ -63,9 +63,10 @@ def main() -> int:
     parser = frame.parser(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--train", default="reference:d1", help="the trainer, for example fsdp:d1")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each kind, in turns; medians count")
     options = parser.parse_args()
     gpu = options.device != "cpu"
-    rounds, steps = (1, 3) if options.quick else (1, 5) if gpu else (2, 7)
+    rounds, steps = (1, 3) if options.quick else (options.rounds, 5 if gpu else 7)
     found: dict[str, list[Figures]] = {kind: [] for kind in KINDS}
     with tempfile.TemporaryDirectory() as scratch:
         model = _model(Path(scratch), options.device, quick=options.quick)
@@ -78,29 +79,27 @@ def main() -> int:
                 beside = TOGETHER if gpu and kind != "shared" else ()
                 found[kind].append(measured(model, folder, [*SETTINGS, *own, *overrides, *beside], memory))
                 print(f"{kind}: {found[kind][-1]}", flush=True)
-    best = {kind: min(each.peak for each in figures) for kind, figures in found.items()}
-    step = {kind: min(each.step_s for each in figures) for kind, figures in found.items()}
+    peaks = {kind: [each.peak for each in figures] for kind, figures in found.items()}
+    steps_s = {kind: [each.step_s for each in figures] for kind, figures in found.items()}
     details: dict[str, Any] = {  # Any: json
         "weights_bytes": weights,
-        "peak_bytes": best,
-        "step_s": step,
-        "step_ratio": step["shared"] / step["separate"],
-        "step_ratio_without_overlap": step["shared"] / step["separate, staleness 0"],
+        "peak_bytes": {kind: statistics.median(values) for kind, values in peaks.items()},
+        "step_s": {kind: statistics.median(values) for kind, values in steps_s.items()},
+        "step_ratio": frame.Figure.of(steps_s["shared"], steps_s["separate"]),
+        "step_ratio_without_overlap": frame.Figure.of(steps_s["shared"], steps_s["separate, staleness 0"]),
         "runs": {kind: [_plain(each) for each in figures] for kind, figures in found.items()},
     }
     frame.finish(
         frame.Result(
             name="shared_devices" if not gpu else f"shared_devices_{options.device}_{options.train.partition(':')[0]}",
             script="shared_devices",
-            ratio=best["shared"] / best["separate"],
-            target=None,
+            figure=frame.Figure.of(peaks["shared"], peaks["separate"]),
             what=f"peak memory of all workers by turns / {'both on one GPU' if gpu else 'on devices of their own'}",
-            lower_is_better=True,
             details=details,
         ),
         quick=options.quick,
     )
-    told = f"{details['step_ratio']:.3g}, without overlap {details['step_ratio_without_overlap']:.3g}"
+    told = f"{details['step_ratio']}; without overlap {details['step_ratio_without_overlap']}"
     print(f"seconds of a step by turns / on devices of their own: {told}", flush=True)
     return 0
 

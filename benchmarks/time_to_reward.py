@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -68,22 +69,21 @@ def main() -> int:
 def report(task: str, curves: dict[str, list[list[tuple[float, float]]]], options: argparse.Namespace) -> None:
     """Write one result for each peer."""
     ends = {name: [seconds_to(reached, options.goal) for reached in found] for name, found in curves.items()}
-    spread = {name: frame.spread([seconds for seconds, _ in found]) for name, found in ends.items()}
+    seconds = {name: [took for took, _ in found] for name, found in ends.items()}
     details: dict[str, Any] = {
         "goal": options.goal,
-        "seconds": spread,
+        "seconds": {name: frame.spread(values) for name, values in seconds.items()},
         "seeds_that_got_there": {name: sum(there for _, there in found) for name, found in ends.items()},
         "seeds": len(ends["areal"]),
         "curves": curves,
     }
     for kind in options.peers:
-        names = [name for name in spread if name.startswith(kind + " ")]
-        best = min(names, key=lambda name: spread[name]["median"])
+        names = [name for name in seconds if name.startswith(kind + " ")]
+        best = min(names, key=lambda name: statistics.median(seconds[name]))
         result = frame.Result(
             name=f"time_to_reward_{task}_{kind}",
             script="time_to_reward",
-            ratio=spread[best]["median"] / spread["areal"]["median"],
-            target=None,
+            figure=frame.Figure.of(seconds[best], seconds["areal"]),
             what=f"seconds of TRL {kind} / of areal until the held-out reward is {options.goal}, {task}",
             details=details | {"chosen": best},
         )

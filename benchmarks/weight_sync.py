@@ -47,6 +47,8 @@ from areal_local.transports.shm import ShmTransport
 from areal_torch.bucketing import buckets
 
 LEARNING_RATE = 1e-6
+WARMUP = 2
+"""Turns that are not counted; before the first change there is none."""
 PLAIN = {
     "shm": "copy",
     "collective": "gloo",
@@ -68,8 +70,8 @@ class Transfers:
         self.tensors, self._pipe, self._folder = dict(tensors), pipe, folder
         self._target = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
         self._version = 0
-        self.travelled = 0
-        """Bytes of the last change that was sent."""
+        self.travelled: list[int] = []
+        """Bytes of every change that was sent."""
 
     def send(
         self, way: str, transport: WeightTransport, tensors: Mapping[str, Tensor] | None = None, *, copy: bool = False
@@ -91,7 +93,7 @@ class Transfers:
         compare(sent, self._pipe.recv(), "receiver")
         transport.release(offer)
         if way == "delta":
-            self.travelled = sink.store.outgoing.num_bytes  # type: ignore[attr-defined]  # of this transport's store
+            self.travelled.append(sink.store.outgoing.num_bytes)  # type: ignore[attr-defined]  # of this transport's store
 
     def copy(self) -> None:
         """Copy every tensor once."""
@@ -197,7 +199,7 @@ def measure(num_bytes: int, repeats: int, folder: Path) -> dict[str, Any]:
 
     def compared(actions: Mapping[str, Callable[[], object]]) -> dict[str, frame.Timing]:
         counted = {name: processors.counted(name, action) for name, action in actions.items()}
-        return frame.compare(counted, repeats=repeats, warmup=2)
+        return frame.compare(counted, repeats=repeats, warmup=WARMUP)
 
     timing = compared({
         "shm": lambda: ways.send("shm", shm),
@@ -226,12 +228,13 @@ def measure(num_bytes: int, repeats: int, folder: Path) -> dict[str, Any]:
     sizes = dict.fromkeys(timing, size) | dict.fromkeys(("delta", "whole"), updates.num_bytes)
     return {
         "ratios": {
-            name: timing[plain].median / timing[SAME_AS.get(name, name)].median for name, plain in PLAIN.items()
+            name: frame.Figure.of(timing[plain].seconds, timing[SAME_AS.get(name, name)].seconds)
+            for name, plain in PLAIN.items()
         },
-        "processor_s": {name: statistics.mean(seconds[2:]) for name, seconds in processors.seconds.items()},
+        "processor_s": {name: statistics.mean(seconds[WARMUP:]) for name, seconds in processors.seconds.items()},
         "gb_per_s": {name: sizes[name] / t.median / 1e9 for name, t in timing.items()},
         "bytes": size,
-        "delta_bytes_share": ways.travelled / updates.num_bytes,
+        "delta_bytes_share": frame.Figure.of(ways.travelled[WARMUP:], updates.num_bytes),
         "delta_elements_share": updates.share_changed(),
         "timing": timing,
     }
@@ -244,16 +247,15 @@ def main() -> int:
     num_bytes, repeats = (16 << 20, 2) if options.quick else (256 << 20, 9)
     with tempfile.TemporaryDirectory() as folder:
         details = measure(num_bytes, repeats, Path(folder))
-    for name, target, plain in (
-        ("shm", 0.8, "a plain copy"),
-        ("collective", 0.9, "torch's broadcasts over gloo"),
-        ("disk", 1.7, "safetensors save and load"),
+    for name, plain in (
+        ("shm", "a plain copy"),
+        ("collective", "torch's broadcasts over gloo"),
+        ("disk", "safetensors save and load"),
     ):
         result = frame.Result(
             name=f"weight_sync_{name}",
             script="weight_sync",
-            ratio=details["ratios"][name],
-            target=target,
+            figure=details["ratios"][name],
             what=f"bytes/s of {name} with fingerprints on both sides / of {plain}",
             details=details,
         )
@@ -261,11 +263,9 @@ def main() -> int:
     result = frame.Result(
         name="weight_sync_delta",
         script="weight_sync",
-        ratio=details["delta_bytes_share"],
-        target=0.1,
-        lower_is_better=True,
+        figure=details["delta_bytes_share"],
         what=f"bytes of what changed at a learning rate of {LEARNING_RATE:g} / of whole bfloat16 tensors; "
-        f"on loopback {details['ratios']['delta']:.2f} times as fast",
+        f"on loopback {details['ratios']['delta'].ratio:.2f} times as fast",
         details=details,
     )
     return frame.finish(result, quick=options.quick)

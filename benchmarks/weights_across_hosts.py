@@ -206,25 +206,29 @@ def measure(num_bytes: int, sizes: Sequence[int], repeats: int, mbit: float) -> 
                 if name != "raw":
                     action()  # makes the group, which a run does once
                 seconds[name].append(action())
-    return summary({name: statistics.median(values) for name, values in seconds.items()}, num_bytes, sizes)
+    return summary(seconds, num_bytes, sizes)
 
 
-def summary(seconds: dict[str, float], num_bytes: int, sizes: Sequence[int]) -> dict[str, Any]:  # Any: json
+def summary(rounds: dict[str, list[float]], num_bytes: int, sizes: Sequence[int]) -> dict[str, Any]:  # Any: json
     """Return seconds, ratios, and what the model says."""
+    seconds = {name: statistics.median(values) for name, values in rounds.items()}
     rate = num_bytes / seconds["raw"]
     model = {f"chain {size}": chain_s(num_bytes, rate, size) for size in sizes}
     model |= {f"broadcast {size}": tree_s(num_bytes, rate, size) for size in sizes}
     alone, most = sizes[0], sizes[-1]
-    bound = max(seconds["placed elsewhere"], seconds["placed here by shm"])
+    bound = max("placed elsewhere", "placed here by shm", key=lambda name: seconds[name])
     return {
         "bytes": num_bytes,
         "raw_mbit_per_s": rate * 8 / 1e6,
         "seconds": seconds,
+        "rounds": rounds,
         "model_seconds": model,
-        "to_one_receiver": {name: seconds[name] / seconds[f"{name.split()[0]} {alone}"] for name in model},
-        "raw_against_chain": {str(size): seconds["raw"] / seconds[f"chain {size}"] for size in sizes},
+        "to_one_receiver": {
+            name: frame.Figure.of(rounds[name], rounds[f"{name.split()[0]} {alone}"]) for name in model
+        },
+        "raw_against_chain": {str(size): frame.Figure.of(rounds["raw"], rounds[f"chain {size}"]) for size in sizes},
         "measured_against_model": {name: seconds[name] / model[name] for name in model},
-        "placed_against_bound": seconds["placed all"] / bound,
+        "placed_against_bound": frame.Figure.of(rounds["placed all"], rounds[bound]),
         "most": most,
     }
 
@@ -238,7 +242,7 @@ def main() -> int:
     parser = frame.parser(__doc__)
     parser.add_argument("--mbit", type=float, default=200.0, help="rate of every link, in Mbit/s")
     options = parser.parse_args()
-    num_bytes, sizes, repeats = (8 << 20, (1, 2), 1) if options.quick else (64 << 20, (1, 2, 4, 8), 3)
+    num_bytes, sizes, repeats = (8 << 20, (1, 2), 1) if options.quick else (64 << 20, (1, 2, 4, 8), 5)
     try:
         found = measure(num_bytes, sizes, repeats, options.mbit)
     except Unavailable as error:
@@ -246,18 +250,18 @@ def main() -> int:
         return 0
     most = found["most"]
     results = {
-        "fan_out": ("seconds to", found["to_one_receiver"][f"chain {most}"], 1.2, True),
-        "rate": ("seconds of one plain TCP connection / to", found["raw_against_chain"][str(most)], 0.8, False),
-        "placement": ("half of them on the trainer's host, seconds / of the bound of any mixture, to",
-                      found["placed_against_bound"], 1.1, True),
-    }  # fmt: skip
-    for name, (what, ratio, target, lower) in results.items():
+        "fan_out": ("seconds to", found["to_one_receiver"][f"chain {most}"]),
+        "rate": ("seconds of one plain TCP connection / to", found["raw_against_chain"][str(most)]),
+        "placement": (
+            "half of them on the trainer's host, seconds / of the bound of any mixture, to",
+            found["placed_against_bound"],
+        ),
+    }
+    for name, (what, figure) in results.items():
         result = frame.Result(
             name=f"weights_across_hosts_{name}",
             script="weights_across_hosts",
-            ratio=ratio,
-            target=target,
-            lower_is_better=lower,
+            figure=figure,
             what=f"{what} {most} receivers" + (" / to one" if name == "fan_out" else ""),
             details=found,
         )
