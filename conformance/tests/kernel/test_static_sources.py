@@ -71,6 +71,11 @@ def test_colons_between_words_are_no_address(tmp_path: Path, monkeypatch: pytest
     between = "NAME = 'a::b'.split('::')\nLAST = '::'.join(NAME)\nWHOLE = f'{NAME}::{LAST}'\nIS = '::' in LAST\n"
     loopback.body(_bench(tmp_path, monkeypatch, "between", between))
 
-    for name, line in {"alone": "HOST = '::'\n", "pieces": "PORT = 1\nPLACE = f'0.0.0.0:{PORT}'\n"}.items():
+    addresses = {
+        "alone": "HOST = '::'\n",
+        "pieces": "PORT = 1\nPLACE = f'0.0.0.0:{PORT}'\n",
+        "replaced": "HOST = 'localhost'.replace('localhost', '0.0.0.0')\n",
+    }
+    for name, line in addresses.items():
         with pytest.raises(Violation, match="addresses of every interface"):
             loopback.body(_bench(tmp_path, monkeypatch, name, line))

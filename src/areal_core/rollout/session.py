@@ -95,8 +95,8 @@ class PoolSession:
         finally:
             self._end(task)
         if adapter:  # no version of the policy made it
-            spans = (evolve(span, version=NO_VERSION) for span in generation.version_spans)
-            generation = evolve(generation, version_spans=tuple(spans))
+            spans = [evolve(span, version=NO_VERSION) for span in generation.version_spans]
+            generation = evolve(generation, version_spans=spans)
         self.num_generated += len(generation.output_ids)
         self.turns += ((request, generation),)
         return generation
