@@ -21,7 +21,7 @@ from attrs import define, field
 from areal_agentic.endpoint import SessionLimits
 from areal_agents.endpoint import Endpoint
 from areal_core.contract.data import Trajectory
-from areal_core.contract.ids import GroupId, TaskId
+from areal_core.contract.ids import TaskId
 from areal_core.contract.inference import Generation, GenerationRequest, PauseMode, SamplingParams
 from areal_core.fleet.pool import InferencePool
 from areal_core.rollout.session import PoolSession, PoolSessions
@@ -50,8 +50,8 @@ class Ticking(StepClock):
 class Asking(PoolSession):
     """Tells when a request of it has begun."""
 
-    def __init__(self, **parts: Any) -> None:
-        super().__init__(**parts)
+    def __init__(self, name: str, source: PoolSessions) -> None:
+        super().__init__(task_id=TaskId(name), name=name, seed_name=name, sampling=source.sampling, source=source)
         self.begun = asyncio.Semaphore(0)
 
     async def generate(self, *args: Any, **more: Any) -> Generation:
@@ -72,8 +72,7 @@ class Fleet:
         )
 
     def open(self, name: str) -> Asking:
-        task, group, sampling = TaskId(name), GroupId(name), self.sessions.sampling
-        return Asking(task_id=task, group_id=group, name=name, seed_name=name, sampling=sampling, source=self.sessions)
+        return Asking(name, self.sessions)
 
     async def run(self) -> None:
         """Make tokens, and update the weights after every third of them, until cancelled."""
@@ -264,13 +263,14 @@ def test_two_hundred_sessions_at_once_have_each_their_own() -> None:
         fleet = Fleet()
         tokens = asyncio.create_task(fleet.run())
         try:
-            return await at_once(fleet)
+            made = await at_once(fleet)
         finally:
             tokens.cancel()
             with suppress(asyncio.CancelledError):
                 await tokens
-            assert fleet.num_running == 0
-            assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert fleet.num_running == 0
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return made
 
     before = num_open_files()
     made = asyncio.run(run())
