@@ -230,6 +230,7 @@ def test_a_data_set_that_cannot_be_read_ends_the_run_before_a_worker_starts(
     assert not (bench / "run" / "logs").exists()
 
 
+@pytest.mark.slow
 def test_the_first_error_comes_out_even_if_nothing_can_be_written_about_it(bench: Path) -> None:
     """From the moment the data set fails, no file of this process may grow: no event, no summary, no report."""
     with started(bench, "data.name=unlucky") as run:

@@ -32,6 +32,7 @@ from .live_run import live_run
 from .one_process import Letters, OneProcess
 
 pytest.importorskip("areal_reference")
+pytestmark = pytest.mark.slow
 
 TOKENS, PROMPTS, SAMPLES, ENOUGH = 8, 6, 4, 7 / 16
 SPELL = {"name": "spell", "options": {"split": "held", "size": PROMPTS}}
@@ -261,7 +262,6 @@ def test_a_notebook_may_call_it(model: Path, tmp_path: Path) -> None:
     asyncio.run(cell())
 
 
-@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done_and_leaves_nobody_behind(model: Path, tmp_path: Path) -> None:
     """In processes of its own: exit code 130, samples in the store, and a resume that ends with 0."""
     out, file = tmp_path / "out", tmp_path / "tasks.yaml"

@@ -31,6 +31,7 @@ from areal_torch.device import open_device
 from .one_process import FILE, resume_here, settle_here, train_here
 
 pytest.importorskip("areal_reference")
+pytestmark = pytest.mark.slow
 
 STEPS = 4
 BLOCKED = """
@@ -180,7 +181,6 @@ def test_a_synchronous_deterministic_run_gives_the_same_bits_on_any_load(tmp_pat
     assert len({record["weights"] for record in idle}) == STEPS
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_processes_give_the_same_bits_on_any_load_and_in_a_replay(tmp_path: Path, model: Path) -> None:
     """Two FSDP ranks and a generator of their own, beside a process that keeps a core busy."""

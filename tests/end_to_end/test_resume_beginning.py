@@ -15,6 +15,7 @@ from areal_episodes.reader import Filter, Reader
 from .one_process import resume_here, settle_here, train_here
 
 pytest.importorskip("areal_reference")
+pytestmark = pytest.mark.slow
 
 STEPS = 4
 

@@ -63,6 +63,7 @@ def test_workflows_in_order_pass(name: str) -> None:
     assert [(one.check, one.message) for one in results] == []
 
 
+@pytest.mark.slow
 def test_an_agent_of_the_users_is_held_to_the_same_checks() -> None:
     """Those that its requests over HTTP do not make slow; `conformance/certify.sh` makes all."""
     quick = [
