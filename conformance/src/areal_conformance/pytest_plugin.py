@@ -130,7 +130,7 @@ class RunPlugin:
         patience = self.plan.target.adapter.patience
         if self._journal is not None:
             times = MOST if self.plan.jobs > 1 else 1.0  # starved by others both ends know of, by one another one does
-            limit = (check.deadline_s + 2 * CLOSE_S) * patience * times + GRACE_S + SLACK_S
+            limit = 2 * (check.deadline_s + CLOSE_S) * patience * times + GRACE_S + SLACK_S  # it may be made twice
             self._journal.write(began=check.id, limit_s=limit)
         if self.plan.ledger.hangs(check.id) is not None:
             result = Result(check=check.id, outcome=Outcome.NOT_RUN)

@@ -75,18 +75,21 @@ class Session:
         """Whether a check missed a deadline: the call that did not return may still be in the way of the next one."""
 
     def run(self, check: Check) -> Result:
-        """Make one check; never raises for what the backend or the check does."""
+        """Make one check, and once more if it could not tell; never raises for what the backend or the check does."""
         why = skipped(check, self.target)
         if why is not None:
             return Result(check=check.id, outcome=Outcome.SKIP, message=why)
-        began = time.perf_counter()
+        began, again = time.perf_counter(), list[str]()
         outcome, message, bench = self._attempt(check)
+        if outcome is Outcome.INCONCLUSIVE and not self.poisoned:  # by chance: a pause of the machine, a fault too late
+            again.append(f"made once more, for at first it could not tell: {message}")
+            outcome, message, bench = self._attempt(check)
         return Result(
             check=check.id,
             outcome=outcome,
             message=message,
             seconds=time.perf_counter() - began,
-            notes=tuple(bench.notes) if bench else (),
+            notes=(*(again if outcome is not Outcome.INCONCLUSIVE else ()), *(bench.notes if bench else ())),
             numbers=dict(bench.numbers) if bench else {},
         )
 

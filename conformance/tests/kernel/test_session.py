@@ -16,7 +16,7 @@ from areal_conformance import session as sessions
 from areal_conformance.adapter import Adapter, Promise, Tolerance
 from areal_conformance.benches.base import Bench
 from areal_conformance.check import Check, Level, check
-from areal_conformance.outcome import Inconclusive, Outcome, expect
+from areal_conformance.outcome import Inconclusive, Outcome, Violation, expect
 from areal_conformance.session import Session
 from areal_conformance.target import Locator, Target
 from areal_core.contract.errors import CapabilityError, WorkerTimeout
@@ -82,7 +82,7 @@ class Counted:
 
 @pytest.mark.parametrize(("fires", "expected"), [(0, Outcome.INCONCLUSIVE), (1, Outcome.PASS)])
 def test_a_fault_that_never_fired_proves_nothing(run: Any, fires: int, expected: Outcome) -> None:
-    """The check is inconclusive, and the fault is healed either way."""
+    """The check is inconclusive, also the second time, and the fault is healed each time."""
     fault = Counted(fires)
 
     def body(bench: Bench) -> None:
@@ -90,7 +90,34 @@ def test_a_fault_that_never_fired_proves_nothing(run: Any, fires: int, expected:
             pass
 
     assert expected is run(target(), make(body)).outcome
-    assert fault.healed == 1
+    assert fault.healed == (1 if fires else 2)
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [
+        ((Inconclusive("a pause"), None), Outcome.PASS),
+        ((Inconclusive("a pause"), Violation("garbage")), Outcome.FAIL),
+        ((Inconclusive("a pause"), Inconclusive("another"), None), Outcome.INCONCLUSIVE),
+        ((Violation("garbage"), None), Outcome.FAIL),
+        ((None, Violation("garbage")), Outcome.PASS),
+    ],
+    ids=lambda value: "" if isinstance(value, tuple) else str(value),
+)
+def test_what_could_not_tell_is_made_once_more(run: Any, ends: tuple[Exception | None, ...], expected: Outcome) -> None:
+    """That counts, and a note says why; a failure is not made again, nor is what could not tell twice."""
+    left = list(ends)
+
+    def body(_bench: object) -> None:
+        if (error := left.pop(0)) is not None:
+            raise error
+
+    result = run(target(), make(body))
+
+    assert result.outcome is expected
+    assert len(ends) - len(left) == (2 if isinstance(ends[0], Inconclusive) else 1)
+    noted = [note for note in result.notes if note.endswith("could not tell: a pause")]
+    assert len(noted) == (isinstance(ends[0], Inconclusive) and expected is not Outcome.INCONCLUSIVE)
 
 
 def test_a_missing_fault_is_named(run: Any) -> None:
