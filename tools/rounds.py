@@ -24,6 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -43,14 +44,16 @@ REFERENCES = {
     "pair-reference+reference": "--pair reference+reference",
 }
 BURN = "while True: pass"
+AGAIN = "made once more"
+"""How the note of a check begins that could not tell at first (`areal_conformance.session`)."""
 PAGE = """# References, again and again
 
 Made with `tools/rounds.py` from the reports of {command}. A reference is right: `fail` would be a false alarm of the
-suite, and `inconclusive` a check that could not tell on this machine.
+suite, and `inconclusive` a check that could not tell on this machine, also when it was made once more.
 [What the rounds are for](../explanation/conformance.md).
 
-| reference | rounds | `success` | checks that ran | seconds, median and slowest |
-|---|---|---|---|---|
+| reference | rounds | `success` | the last in a row | checks that ran | seconds, median and slowest |
+|---|---|---|---|---|---|
 {rows}
 
 The machine: {machine}; the suite: {commits}; first and last report: {days}.
@@ -127,15 +130,17 @@ def _page(out: Path) -> str:
         reports += made.values()
         ran = {sum(check["outcome"] == "pass" for check in one["checks"]) for one in made.values()}
         seconds = [one["seconds"] for one in made.values()]
-        good = sum(one["verdict"] == "success" for one in made.values())
+        good = [one["verdict"] == "success" for one in made.values()]
+        last = len(list(takewhile(bool, reversed(good))))
         counts = " to ".join(str(count) for count in sorted({min(ran), max(ran)}))
         rows.append(
-            f"| `{REFERENCES[name]}` | {len(made)} | {good} | {counts} | {median(seconds):.0f}, {max(seconds):.0f} |"
+            f"| `{REFERENCES[name]}` | {len(made)} | {sum(good)} | {last} | {counts} "
+            f"| {median(seconds):.0f}, {max(seconds):.0f} |"
         )
         odd += [
             f"- {path.parent.parent.name}, `{name}`: {_told(one)}"
             for path, one in made.items()
-            if one["verdict"] != "success"
+            if one["verdict"] != "success" or any(map(_says, one["checks"]))
         ]
     if not reports:
         sys.exit(f"rounds.py: {out} has no report, round-NN/NAME/report.json; make rounds first, without --table")
@@ -159,9 +164,19 @@ def _found(folder: Path, run: subprocess.CompletedProcess[str]) -> str:
 
 
 def _told(report: Mapping[str, Any]) -> str:
-    odd = [row for row in report["checks"] if row["outcome"] not in ("pass", "skip", "not-run")]
-    words = [f"\n  {row['outcome']} {row['id']} {row['seconds']:.1f} s: {row['message']}" for row in odd]
+    words = [
+        f"\n  {row['outcome']} {row['id']} {row['seconds']:.1f} s: {_says(row)}"
+        for row in report["checks"]
+        if _says(row)
+    ]
     return str(report["verdict"]) + "".join(words)
+
+
+def _says(row: Mapping[str, Any]) -> str:
+    """Return why a check did not pass, or not at once; empty for every other one."""
+    if row["outcome"] not in ("pass", "skip", "not-run"):
+        return str(row["message"] or row["outcome"])
+    return next((note for note in row.get("notes", ()) if note.startswith(AGAIN)), "")
 
 
 if __name__ == "__main__":

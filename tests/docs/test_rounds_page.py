@@ -9,10 +9,10 @@ import pytest
 from tools import rounds
 
 
-def reported(folder: Path, verdict: str, outcome: str, seconds: float) -> None:
+def reported(folder: Path, verdict: str, outcome: str, seconds: float, *notes: str) -> None:
     """Write what the page reads of a report."""
     folder.mkdir(parents=True)
-    check = {"id": "device.copy", "outcome": outcome, "seconds": 0.5, "message": "another byte"}
+    check = {"id": "device.copy", "outcome": outcome, "seconds": 0.5, "message": "another byte", "notes": notes}
     report = {
         "verdict": verdict,
         "seconds": seconds,
@@ -39,9 +39,25 @@ def test_a_false_alarm_stands_on_the_page_in_its_own_words(tmp_path: Path, monke
 
     text = page(tmp_path, monkeypatch)
 
-    assert "| `--backend cpu --role device` | 2 | 1 | 0 to 1 | 6, 8 |" in text
+    assert "| `--backend cpu --role device` | 2 | 1 | 0 | 0 to 1 | 6, 8 |" in text
     assert "- round-02, `device-cpu`: fail\n  fail device.copy 0.5 s: another byte" in text
     assert "round-01" not in text
+
+
+def test_how_many_of_the_last_succeeded_in_a_row_and_what_was_made_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A check that could not tell at first stands there, too, although it passed."""
+    for number, verdict in enumerate(("success", "partial", "success", "success"), start=1):
+        notes = ("made once more, for at first it could not tell: a pause",) if number == 3 else ("harmless",)
+        outcome = "inconclusive" if verdict == "partial" else "pass"
+        reported(tmp_path / f"round-0{number}/device-cpu", verdict, outcome, 4.0, *notes)
+
+    text = page(tmp_path, monkeypatch)
+
+    assert "| `--backend cpu --role device` | 4 | 3 | 2 |" in text
+    assert "- round-03, `device-cpu`: success\n  pass device.copy 0.5 s: made once more, for at first it could" in text
+    assert "round-01" not in text and "round-04" not in text
 
 
 def test_a_folder_without_rounds_has_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
