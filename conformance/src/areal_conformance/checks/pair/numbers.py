@@ -21,7 +21,7 @@ from areal_conformance.benches.pair import PROMPTS, PairBench
 from areal_conformance.check import Level, check
 from areal_conformance.checks.pair.judging import LOOSE, atol, expect_serves, gap, gaps, said, tensors_of, truth
 from areal_conformance.outcome import Inconclusive, expect
-from areal_core.contract.inference import Generation, PauseMode
+from areal_core.contract.inference import EngineStatus, Generation, PauseMode
 from areal_core.contract.scheduler import Worker
 
 
@@ -104,15 +104,23 @@ async def stamped(bench: PairBench) -> None:
             await expect_serves(bench, pair, saved, version, f"after update {version}")
 
 
+IN_FLIGHT: tuple[tuple[int, ...], ...] = ((5, 9, 12), (7,))
+IN_FLIGHT_TOKENS = 160
+
+
 @check("pair.versions.in_flight", level=Level.LOOP, law=1, spec="infer", deadline_s=120.0)
 async def in_flight(bench: PairBench) -> None:
     """A request that runs through updates is one output whose stamps only rise, and ends on the newest version."""
     async with bench.pair(replicas=1, lr=0.05) as pair:
         batch = pair.batch(await pair.generate(temperature=1.0))
-        running = asyncio.ensure_future(pair.generate(((5, 9, 12), (7,)), temperature=1.0, max_new_tokens=160))
+        (replica,) = pair.replicas
+        late = (await _status(replica)).tokens_generated + len(IN_FLIGHT) * IN_FLIGHT_TOKENS // 2
+        running = asyncio.ensure_future(pair.generate(IN_FLIGHT, temperature=1.0, max_new_tokens=IN_FLIGHT_TOKENS))
+        amid = False
         for _ in range(2):
-            await _computed(pair.replicas[0], 12)
+            await _computed(replica, 12)
             await pair.step(batch)
+            amid |= (await _status(replica)).tokens_generated < late
             await pair.update()
         ended = await running
         for one in ended:
@@ -120,9 +128,12 @@ async def in_flight(bench: PairBench) -> None:
             expect(stamps == sorted(stamps), f"versions go back within one output: {stamps}")
             covered = [place for span in one.version_spans for place in range(span.start, span.stop)]
             expect(covered == list(range(len(one.output_ids))), f"spans {one.version_spans} do not cover the output")
-            expect(len(one.output_ids) == 160, f"expected 160 tokens through two updates, got {len(one.output_ids)}")
+            made = len(one.output_ids)
+            expect(made == IN_FLIGHT_TOKENS, f"expected {IN_FLIGHT_TOKENS} tokens through two updates, got {made}")
         spread = {span.version for one in ended for span in one.version_spans}
         bench.notes.append(f"versions within one output: {sorted(spread)}")
+        if len(spread) == 1 and not amid:
+            raise Inconclusive("most tokens were there before an update began: the engine is too fast for this check")
         expect(len(spread) > 1, "two updates happened while requests ran, and every token carries one version")
         saved = await pair.saved(bench.folder / "saved")
         fresh = await pair.generate(temperature=1.0)
@@ -262,11 +273,17 @@ def _judge_stamped(
         raise Inconclusive(f"only {told_apart} boundaries lie between tokens that both versions rate differently")
 
 
+async def _status(worker: Worker) -> EngineStatus:
+    status = await worker.call("status", timeout_s=30.0)
+    assert isinstance(status, EngineStatus)
+    return status
+
+
 async def _computed(worker: Worker, tokens: int) -> None:
     """Let the loop turn until a replica has computed so many tokens more, or has nothing to do."""
     goal = None
     while True:
-        status = await worker.call("status", timeout_s=30.0)
+        status = await _status(worker)
         goal = status.tokens_generated + tokens if goal is None else goal
         if status.tokens_generated >= goal or not status.num_running:
             return
