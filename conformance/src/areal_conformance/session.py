@@ -79,17 +79,19 @@ class Session:
         why = skipped(check, self.target)
         if why is not None:
             return Result(check=check.id, outcome=Outcome.SKIP, message=why)
-        began, again = time.perf_counter(), list[str]()
+        began, notes = time.perf_counter(), list[str]()
         outcome, message, bench = self._attempt(check)
         if outcome is Outcome.INCONCLUSIVE and not self.poisoned:  # by chance: a pause of the machine, a fault too late
-            again.append(f"made once more, for at first it could not tell: {message}")
+            first = message
             outcome, message, bench = self._attempt(check)
+            if outcome is not Outcome.INCONCLUSIVE:
+                notes.append(f"made once more, for at first it could not tell: {first}")
         return Result(
             check=check.id,
             outcome=outcome,
             message=message,
             seconds=time.perf_counter() - began,
-            notes=(*(again if outcome is not Outcome.INCONCLUSIVE else ()), *(bench.notes if bench else ())),
+            notes=notes + (bench.notes if bench else []),
             numbers=dict(bench.numbers) if bench else {},
         )
 
