@@ -25,6 +25,13 @@ def _exactly(self: Any, request: GenerationRequest, **sampling: Any) -> Sampling
     return attrs.evolve(request.sampling, **sampling) if self._config.deterministic else request.sampling
 
 
+def _greedy_filtered(self: Any, request: GenerationRequest) -> SamplingParams:
+    """Return a draw that can only be the likeliest token, where that one is asked for and others are filtered out."""
+    wanted = request.sampling
+    filtered = wanted.min_p > 0 or wanted.top_k > 0 or wanted.top_p < 1
+    return _exactly(self, request, temperature=1e-4) if wanted.temperature == 0 and filtered else wanted
+
+
 def _own_ends(self: Any, result: Slot) -> None:
     """Let a request with an adapter end at the model's own end tokens alone."""
     if result.adapter is not None:
@@ -37,6 +44,8 @@ ROWS = breaks.rows(
             presence_penalty=0.0, repetition_penalty=1.0))),
     row("ExactWithoutStops", "Forgets stop tokens in deterministic mode.", "infer.combined.deterministic",
         generate=given(sampling=lambda self, request: _exactly(self, request, stop_token_ids=()))),
+    row("ExactGreedyFiltered", "Tells a filtered distribution's log-probs of greedy requests in deterministic mode.",
+        "infer.combined.deterministic", generate=given(sampling=_greedy_filtered)),
 )  # fmt: skip
 
 SECOND_ROWS = breaks_second.rows(

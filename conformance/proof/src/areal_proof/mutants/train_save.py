@@ -77,6 +77,16 @@ def ConfigKeepsOldName(original: Original, self: ReferenceTrainEngine, path: Pat
     file.write_text(json.dumps({**json.loads(file.read_text()), **kept}))
 
 
+@breaks("save_weights", "train.save.dtype")
+def ConfigKeepsNewName(original: Original, self: ReferenceTrainEngine, path: Path) -> None:
+    """Writes the dtype into a config.json that says none, and leaves one that is said there."""
+    original()
+    said = json.loads((Path(exporter_of(self).folder) / "config.json").read_text())
+    file = path / "config.json"
+    kept = {word: said[word] for word in ("dtype",) if said.get(word) == "float16"}
+    file.write_text(json.dumps({**json.loads(file.read_text()), **kept}))
+
+
 @breaks("save_weights", "train.disk.weights_full", "train.save.replaces")
 def OldFolderRemovedFirst(original: Original, path: Path) -> None:
     """Makes room for a folder by removing the old one before it writes."""

@@ -37,6 +37,9 @@ ASKED: Sequence[tuple[str, dict[str, Any]]] = (
     ("top_p", {"top_p": 0.6}),
     ("min_tokens", {"stop_token_ids": STOPS, "min_new_tokens": 9}),
     ("min_p", {"min_p": 0.2}),
+    ("min_p", {"min_p": 0.5, "temperature": 0.0}),
+    ("top_k", {"top_k": 2, "temperature": 0.0}),
+    ("top_p", {"top_p": 0.3, "temperature": 0.0}),
     ("repetition_penalty", {"repetition_penalty": 0.5, "frequency_penalty": -0.5}),
 )
 """Ability -> what is asked. Any: fields of SamplingParams. None leaves much to a neighbour with other words."""

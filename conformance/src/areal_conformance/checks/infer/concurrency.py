@@ -57,9 +57,11 @@ async def shared_prompts(bench: InferBench) -> None:
     """Requests with one prompt, or one the beginning of another, each get the output of their own prompt."""
     long = tuple(2 + (5 * place) % 61 for place in range(40))
     asked = [long, long, long[:20], long[:39], (*long, 7), (*long[:39], 50), long, (*long[:20], 9, 9)]
-    async with bench.engine() as engine:
+    groups = [(*ids, last) for ids in (long, long[:11], long[5:8]) for last in (7, 50, 31, 7)]
+    async with bench.engine(max_concurrent=len(groups)) as engine:
         requests = bench.asks(asked, temperature=[0.0, 1.0], max_new_tokens=lambda number: 12 + number)
-        together = await bench.together(engine, requests)
+        requests += bench.asks(groups, name="group", temperature=1.0, max_new_tokens=6)
+        together = [*await bench.together(engine, requests[:8]), *await bench.together(engine, requests[8:])]
         after = [await bench.generate(engine, request) for request in requests]
     expect_policies(bench, zip([*together, *after], [*requests, *requests], strict=True))
 

@@ -6,6 +6,7 @@ Does not know: exact states (`state`).
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Callable
@@ -165,9 +166,9 @@ def dtype(bench: TrainBench) -> None:
     shutil.copytree(bench.model(), model)
     said = json.loads((model / "config.json").read_text())
     said.pop("dtype", None)
-    (model / "config.json").write_text(json.dumps({**said, "torch_dtype": "float16"}))  # as most folders have it
-    for name in bench.target.adapter.dtypes:
-        folder = bench.folder / name
+    for word, name in itertools.product(("torch_dtype", "dtype"), bench.target.adapter.dtypes):  # both are about
+        (model / "config.json").write_text(json.dumps({**said, word: "float16"}))
+        folder = bench.folder / f"{word}-{name}"
         with bench.engine(model=model, dtype=name) as engine:
             engine.train_step(bench.batch(), PolicyGradient())
             engine.save_weights(folder)
