@@ -83,6 +83,20 @@ def BiasOfTheLastChunk(original: Original) -> Any:
         return original()
 
 
+@breaks_train("train_step", "train.threshold.logits")
+def BiasAtTemperatureOne(original: Original) -> Any:
+    """Gives the bias of a head its gradient before logits are divided by the temperature."""
+    backward = _HeadLogProbs.backward
+
+    def undivided(ctx: Any, *grads: Tensor | None) -> Any:
+        found = list(backward(ctx, *grads))
+        found[2] = None if found[2] is None else found[2] * ctx.settings[0]
+        return tuple(found)
+
+    with put(_HeadLogProbs, backward=undivided):
+        return original()
+
+
 @breaks_train("columns", "train.threshold.pack", base=OtherModel, part=("kind", Columns))
 def PacksOfFourThousand(original: Original, batch: Batch) -> Any:
     """Gives tokens beyond the first 4,096 of a micro-batch no gradient."""

@@ -17,7 +17,7 @@ from areal_core.contract.errors import WeightSyncError
 from areal_core.contract.weights import Offer, WeightManifest
 from areal_local.transports import shm
 from areal_local.transports.disk import DiskTransport
-from areal_local.transports.layout import mark
+from areal_local.transports.layout import is_readable, mark
 from areal_local.transports.shm import ShmTransport
 from areal_proof.mutants.rows import Original, before, breaking, gives, on, put, row, then, within
 from areal_proof.mutants.weight_parts import PassingSource, breaking_ends, folder_of
@@ -107,6 +107,19 @@ def TornReading(self: PassingSource) -> Any:
     """A source does not look, in the end, whether the memory still holds what it began to read."""
     names = 0
     for bucket in self.inner.buckets():
+        names += len(bucket)
+        yield bucket
+        if names == len(self.manifest.tensors):
+            return
+
+
+@breaks_shm_source("buckets", "transport.release.while_read")
+def LooksBeforeEachBucket(self: PassingSource) -> Any:
+    """A source looks before each bucket whether its version is still there, and not behind the last one."""
+    names, source = 0, self.inner
+    for bucket in source.buckets():
+        if not is_readable(source._map, source._offer.version, int(source._offer.location["ticket"])):
+            raise WeightSyncError(f"version {source._offer.version} is gone")
         names += len(bucket)
         yield bucket
         if names == len(self.manifest.tensors):

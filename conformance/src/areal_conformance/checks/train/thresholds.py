@@ -82,7 +82,8 @@ def logits(bench: TrainBench) -> None:
             one_step(bench, model, bench.batch([(2, rows), (1, 2)], seed=place), Quadratic(), temperature=temperature)
         for drawn in biased if sizes else ():
             rows = max(sizes) // VOCABULARY[drawn["vocabulary"]] + 2
-            one_step(bench, folder_of(drawn), bench.batch([(1, rows), (1, 3)]), PolicyGradient(entropy=0.3))
+            batch, pull = bench.batch([(1, rows), (1, 3)]), PolicyGradient(entropy=0.3)
+            one_step(bench, folder_of(drawn), batch, pull, temperature=0.7)
 
 
 @rule("train.threshold.vocabulary", deadline_s=120.0)

@@ -31,6 +31,8 @@ from areal_torch.testing.objectives import PolicyGradient
 SPEC = "train#models"
 SHAPES: tuple[Shape, ...] = ((2, 3), (1, 5), (3, 50), "0110100", (6, 30))
 """Beyond the positions models were trained with before their rotary positions were scaled, and short ones beside."""
+TEMPERATURE = 0.8
+"""Of scores and steps: it comes after whatever a family does to its logits, biases and caps among them."""
 OF_FLOAT32 = 8.0
 """How many times as far from float64 as transformers' own float32 an engine may be."""
 REWRITTEN = {"dtype", "torch_dtype", "architectures", "transformers_version"}
@@ -74,10 +76,11 @@ def refused(bench: TrainBench, model: Drawn) -> bool:
 def right(bench: TrainBench, model: Drawn) -> None:
     """Expect scores, one step and the saved folder of a model to be right."""
     folder, batch, told = folder_of(model), bench.batch(SHAPES, seed=model.seed), str(model)
-    oracle, saved = Truth(folder), bench.folder / f"{model.architecture}-{len(list(bench.folder.iterdir()))}"
+    oracle = Truth(folder, temperature=TEMPERATURE)
+    saved = bench.folder / f"{model.architecture}-{len(list(bench.folder.iterdir()))}"
     wanted = {name: column.detach() for name, column in oracle.columns(batch).items()}
     noise = noise_of(folder, batch, wanted)
-    with bench.engine(model=folder, optimizer=DESCENT) as engine:
+    with bench.engine(model=folder, optimizer=DESCENT, temperature=TEMPERATURE) as engine:
         got = engine.forward(batch, SCORES)
         for name in sorted(SCORES):
             allowed = 2e-5 + OF_FLOAT32 * noise[name]
@@ -89,7 +92,7 @@ def right(bench: TrainBench, model: Drawn) -> None:
     number(bench, f"the loss of {told}", report.loss, slope.loss, atol=1e-5, rtol=1e-4)
     number(bench, f"the gradient norm of {told}", report.grad_norm, slope.norm, atol=1e-5, rtol=1e-3)
     stepped(bench, told, folder, saved, slope)
-    again = Truth(saved).columns(batch)
+    again = Truth(saved, temperature=TEMPERATURE).columns(batch)
     for name in sorted(SCORES):
         allowed = 1e-4 + OF_FLOAT32 * noise[name]
         close(bench, f"{name} after a step of the saved {told}", after.tokens[name], again[name], atol=allowed)
@@ -98,7 +101,7 @@ def right(bench: TrainBench, model: Drawn) -> None:
 
 def noise_of(folder: Path, batch: Batch, wanted: dict[Output, Tensor]) -> dict[Output, float]:
     """Return how far transformers in float32 is from transformers in float64."""
-    oracle = Truth(folder, dtype=torch.float32)
+    oracle = Truth(folder, dtype=torch.float32, temperature=TEMPERATURE)
     return {name: float((column.detach() - wanted[name]).abs().max()) for name, column in oracle.columns(batch).items()}
 
 

@@ -7,6 +7,7 @@ Does not know: how bytes travel.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from functools import partial
 
@@ -154,25 +155,26 @@ def release_reopened(bench: TransportBench) -> None:
 @check("transport.release.while_read", level=Level.SINGLE, law=7, spec="weights", unless=("streams",))
 def release_while_read(bench: TransportBench) -> None:
     """Who still reads a version when it is released gets its bytes or an error, never bytes of the next version."""
-    for version in (2, 1):
+    for version, last in itertools.product((2, 1), (False, True)):
         first, second = _layers(1), _layers(2)
         controller, receiver = bench.transport(small_buckets=True), bench.transport(small_buckets=True)
-        offer = bench.sent(controller, first)
+        offer, got, following = bench.sent(controller, first), dict[str, Tensor](), None
         source = receiver.source(bench.travelled(offer))
-        reading = iter(source.buckets())
-        got = {name: tensor.clone() for name, tensor in next(reading).items()}
-        controller.release(offer)
-        following = bench.sent(controller, second, version=version)
         try:
-            for bucket in reading:
+            for bucket in source.buckets():
+                if following is None and (len(got) + len(bucket) == len(first) if last else got):
+                    controller.release(offer)  # and the bucket that is here is still to be copied
+                    following = bench.sent(controller, second, version=version)
                 got.update({name: tensor.clone() for name, tensor in bucket.items()})
         except WeightSyncError:
-            pass
+            if following is None:
+                raise
         else:
-            whole = Received(manifest=source.manifest, tensors=got)
-            same(first, whole, "released while it was read, which ended well")
+            whole, when = Received(manifest=source.manifest, tensors=got), "before its last bucket" if last else "early"
+            same(first, whole, f"released while it was read, {when}, which ended well")
         finally:
             source.close()
+        following = following or bench.sent(controller, second, version=version)  # all of it was one bucket
         same(second, bench.receive(bench.transport(), following), "the next version")
         controller.release(following)
 

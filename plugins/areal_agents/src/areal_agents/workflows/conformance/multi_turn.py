@@ -46,9 +46,9 @@ async def _episode(
 async def _answers(workflow: RolloutWorkflow) -> list[tuple[int, int]]:
     """Return how many answers are given, and in how many trajectories.
 
-    Where none passes, and where the first, second and third is worth a half.
+    Where none passes, where the first, second and third is worth a half, and where the first is worth more than enough.
     """
-    told = ((0.0,), (_HALF,), (0.0, _HALF), (0.0, 0.0, _HALF, 1.0))
+    told = ((0.0,), (_HALF,), (0.0, _HALF), (0.0, 0.0, _HALF, 1.0), (2.0,))
     made = [await _episode(workflow, *rewards) for rewards in told]
     return [(len(session.asked), len(trajectories)) for session, trajectories in made]
 
@@ -78,14 +78,16 @@ MULTI_TURN = Adapter(
     options={"": {"renderer": "plain"}},
     rows=ROWS,
     variants={
-        "max_turns": Variant(options={"max_turns": 2}, shows=_answers, gives=[(2, 1)] * 4),
+        "max_turns": Variant(options={"max_turns": 2}, shows=_answers, gives=[(2, 1)] * 4 + [(1, 1)]),
         "turn_discount": Variant(
             options={"turn_discount": 0.5},
             shows=_worth,
             gives=[1.0, 0.5, 0.25, 0.125, 0.0625, 0.5, 0.25],
             again=False,  # rewards are not recorded as they were given
         ),
-        "pass_reward": Variant(options={"pass_reward": _HALF}, shows=_answers, gives=[(4, 1), (1, 1), (2, 1), (3, 1)]),
+        "pass_reward": Variant(
+            options={"pass_reward": _HALF}, shows=_answers, gives=[(4, 1), (1, 1), (2, 1), (3, 1), (1, 1)]
+        ),
         "feedback": Variant(
             options={"feedback": "no-{prompt}-try-{attempt}-in-{box}"},
             shows=heard,
