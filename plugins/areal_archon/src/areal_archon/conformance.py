@@ -90,7 +90,7 @@ ADAPTER = Adapter(
             shows=_stages,
             gives=["ZBVZeroBubble", 2, 4],
             layouts=("p2",),
-            model={"layers": 4},  # tied: one rank has both ends
+            model=_FOUR,
         ),
     },
     bounds={
