@@ -250,15 +250,15 @@ def test_what_a_workflow_returns_is_checked() -> None:
     """A wrong type, a foreign group, a reward that is not finite: each is a failure, not a training sample."""
 
     class Returning:
-        def __init__(self, change: Callable[[Trajectory], object]) -> None:
+        def __init__(self, change: Callable[[Trajectory, Session], object]) -> None:
             self.change = change
 
         async def arun_episode(self, engine: Session, data: Mapping[str, Any]) -> Any:
             trajectory = await ScriptedWorkflow().arun_episode(engine, data)
             assert trajectory is not None
-            return self.change(trajectory)
+            return self.change(trajectory, engine)
 
-    async def failure(change: Callable[[Trajectory], object]) -> str:
+    async def failure(change: Callable[[Trajectory, Session], object]) -> str:
         bench = RolloutBench(SMALL, workflow=Returning(change))
         with pytest.raises(EpisodeFailed) as caught:
             await bench.step()
@@ -268,9 +268,14 @@ def test_what_a_workflow_returns_is_checked() -> None:
     async def test() -> None:
         from areal_core.contract.data import Episode
 
-        assert "returned dict" in await failure(lambda t: {"input_ids": t.input_ids})
-        assert "reward of nan" in await failure(lambda t: evolve(t, reward=float("nan")))
-        assert "group 'mine'" in await failure(lambda t: Episode(trajectories=(t,), task_id="a", group_id="mine"))
+        def second_nan(first: Trajectory, engine: Session) -> Episode:
+            trajectories = (first, evolve(first, reward=float("nan")))
+            return Episode(trajectories=trajectories, task_id=engine.task_id, group_id=engine.group_id)
+
+        assert "returned dict" in await failure(lambda t, _: {"input_ids": t.input_ids})
+        assert "reward of nan" in await failure(lambda t, _: evolve(t, reward=float("nan")))
+        assert "reward of nan" in await failure(second_nan)
+        assert "group 'mine'" in await failure(lambda t, _: Episode(trajectories=(t,), task_id="a", group_id="mine"))
 
     run(test)
 
