@@ -50,11 +50,10 @@ def test_admission_moves_back_by_what_was_always_spare() -> None:
 
 
 def test_a_late_batch_now_and_then_is_borne_and_two_in_a_row_move_admission_forward() -> None:
-    """If both are late by more than 4% of a step. After that the next try takes twice as many batches."""
+    """After that the next try takes twice as many batches."""
     pace = Pace(2)
     assert [pace.took(0.0, 1.0) for _ in range(4)][-1] == 0.5
     assert [pace.took(waited, 0.0) for waited in (0.2, 0.0, 0.2, 0.0)] == [0.5] * 4
-    assert [pace.took(waited, 0.0) for waited in (0.03, 0.03, 0.2, 0.03)] == [0.5] * 4, "two that are hardly late"
     assert [pace.took(0.1, 0.0) for _ in range(2)] == [0.5, pytest.approx(0.05)]
     assert [pace.took(0.0, 1.0) for _ in range(8)] == [pytest.approx(held) for held in [0.05] * 7 + [0.55]]
 

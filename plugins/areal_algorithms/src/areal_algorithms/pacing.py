@@ -5,8 +5,8 @@ Does not know: groups, versions or clocks.
 
 What lies finished while the trainer trains was generated too early: it ages. When that has been so for some batches in
 a row, admission moves back by half of the least of them, or by all of it where that is little. A single late batch is
-borne. Two in a row that are much too late, or waits that add up to more than is tolerated, move admission forward
-again, and make the next try rarer.
+borne. Two in a row, or waits that add up to more than is tolerated, move admission forward again, and make the next try
+rarer.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from collections.abc import Callable
 
 _NOTICED = 0.01
 """Share of a step up to which a batch was there when it was wanted."""
-_PRESSING = 0.04
-"""Share of a step by which two batches in a row may not both be late."""
 _TOLERATED = 0.015
 """Share of its time that the trainer may wait, on average, for batches that are late now and then."""
 _REMEMBERED = 64
@@ -42,14 +40,14 @@ class Pace:
     def took(self, waited: float, spare: float) -> float:
         """Hear of a batch: the share of its step it was waited for, batches finished beside it. Return `held_back`."""
         self._waited += (waited - self._waited) / _REMEMBERED
-        before, self._late = self._late, waited > _PRESSING
+        before, self._late = self._late, waited > _NOTICED
         if self._waited > _TOLERATED or (before and self._late):
             if self.held_back:
                 self._watched = min(2 * self._watched, _RAREST)
             self.held_back = max(0.0, self.held_back - 0.25 - 2 * waited)
             self._waited, self._late, self._spare = 0.0, False, []
             return self.held_back
-        self._spare.append(0.0 if waited > _NOTICED else spare)
+        self._spare.append(0.0 if self._late else spare)
         if len(self._spare) == self._watched:
             least = min(self._spare)
             self.held_back = min(self.held_back + max(least / 2, min(least, _LITTLE)), self._most)

@@ -83,7 +83,7 @@ def BiasOfTheLastChunk(original: Original) -> Any:
         return original()
 
 
-@breaks_train("train_step", "train.threshold.logits")
+@breaks_train("train_step", "train.threshold.logits", "train.zoo.phi")
 def BiasAtTemperatureOne(original: Original) -> Any:
     """Gives the bias of a head its gradient before logits are divided by the temperature."""
     backward = _HeadLogProbs.backward

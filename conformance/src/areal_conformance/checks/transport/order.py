@@ -170,11 +170,13 @@ def release_while_read(bench: TransportBench) -> None:
             if following is None:
                 raise
         else:
-            whole, when = Received(manifest=source.manifest, tensors=got), "before its last bucket" if last else "early"
-            same(first, whole, f"released while it was read, {when}, which ended well")
+            whole, when = Received(manifest=source.manifest, tensors=got), "last" if last else "second"
+            same(first, whole, f"released while its {when} bucket was read, which ended well")
         finally:
             source.close()
-        following = following or bench.sent(controller, second, version=version)  # all of it was one bucket
+        if following is None:  # all of it was one bucket
+            controller.release(offer)
+            following = bench.sent(controller, second, version=version)
         same(second, bench.receive(bench.transport(), following), "the next version")
         controller.release(following)
 
